@@ -195,6 +195,24 @@ def hunyuan_moe(c: HFConfig) -> Keys:
     }
 
 
+def qwen3vl(c: HFConfig) -> Keys:
+    """Positions of images have sections; `deepstack_visual_indexes` are of the vision encoder."""
+    vision = c.get("vision_config")
+    layers = vision.get("deepstack_visual_indexes") if isinstance(vision, dict) else None
+    return sections(c) | {"n_deepstack_layers": len(layers) if isinstance(layers, list) else 0}
+
+
+def sections(c: HFConfig) -> Keys:
+    found = c.rope().get("mrope_section")
+    if (
+        not isinstance(found, list)
+        or len(found) != 3
+        or not all(type(n) is int and 0 <= n < 1024 for n in found)
+    ):
+        c.fail("rope_parameters.mrope_section", "these are not three sizes")
+    return {"rope.dimension_sections": [*found, 0]}
+
+
 LLAMA = Family("llama", window, reordered=True)
 GEMMA3 = Family(
     "gemma3",
@@ -246,6 +264,7 @@ FAMILIES: dict[str, Family] = {
     "OlmoeForCausalLM": Family("olmoe", required={"norm_topk_prob": False}),
     "Phi3ForCausalLM": Family("phi3", phi3),
     "Qwen2ForCausalLM": Family("qwen2", required={"use_sliding_window": False}),
+    "Qwen2_5_VLForConditionalGeneration": Family("qwen2vl", sections),
     "Qwen2MoeForCausalLM": Family(
         "qwen2moe", qwen2moe, required={"norm_topk_prob": False, "use_sliding_window": False}
     ),
@@ -253,6 +272,7 @@ FAMILIES: dict[str, Family] = {
     "Qwen3MoeForCausalLM": Family(
         "qwen3moe", required={"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
     ),
+    "Qwen3VLForConditionalGeneration": Family("qwen3vl", qwen3vl),
     "SeedOssForCausalLM": Family("seed_oss", names={"post_attention_layernorm": "post_attention_norm"}),
     "SmolLM3ForCausalLM": Family("smollm3", smollm3, reordered=True, defaults={"tie_word_embeddings": True}),
     "SmolVLMForConditionalGeneration": LLAMA,

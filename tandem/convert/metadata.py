@@ -72,7 +72,7 @@ def rope_keys(c: HFConfig, family: Family) -> Keys:
         if width <= 2:
             c.fail("head_dim", f"{width} is too small")
         keys["rope.freq_base"] = base * alpha ** (width / (width - 2))
-    elif kind not in ("default", "linear", "llama3"):
+    elif kind not in ("default", "linear", "llama3", "mrope"):
         raise UnsupportedModelError(
             f"the model's RoPE is scaled in the way {kind!r}: use one with linear, llama3, longrope or yarn"
         )

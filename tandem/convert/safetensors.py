@@ -22,7 +22,7 @@ from tandem.kernels.kernel import Array
 MAX_HEADER = 100_000_000  # bytes; the limit of the format's own reader
 MAX_JSON = 64 << 20  # bytes of other files; the largest tokenizer.json have 35 MB
 MAX_TENSORS = 1 << 20
-MAX_DIMENSIONS = 4
+MAX_DIMENSIONS = 5
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "U8": 1}
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 

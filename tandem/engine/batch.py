@@ -7,6 +7,7 @@ from struct import Struct
 
 import numpy as np
 
+from tandem.engine.images import SectionedAngles
 from tandem.engine.sampling import Sampled
 from tandem.engine.sequence import Chunk, Sequence
 from tandem.kernels.abi import (
@@ -61,9 +62,16 @@ FORCED["bias"] = 3e38
 
 class Batch:
     def __init__(
-        self, step_slot: int, inputs: StepInputs, results: Ints, queries_per_kv_head: int, min_items: int = 1
+        self,
+        step_slot: int,
+        inputs: StepInputs,
+        results: Ints,
+        queries_per_kv_head: int,
+        min_items: int = 1,
+        angles: SectionedAngles | None = None,
     ) -> None:
-        """`min_items`: minimum number of attention items of a large chunk, so that all workers have some."""
+        """`min_items`: minimum number of attention items of a large chunk, so that all workers have some. `angles`: of
+        a model whose positions have sections; those of the step are its table for RoPE."""
         self.step_slot, self.inputs, self.results = step_slot, inputs, results
         self.results_f32 = results.view(np.float32)
         # Flat views: a step of few sequences writes and reads single numbers, for which NumPy would be slow.
@@ -74,13 +82,15 @@ class Batch:
         self.rows_per_item = max(1, min(ROWS_PER_ITEM, QUERIES_PER_ITEM // queries_per_kv_head))
         self.min_rows = max(1, min(self.rows_per_item, MIN_QUERIES // queries_per_kv_head))
         self.min_items = min_items
+        self._angles = angles
         inputs.chunks[:, CHUNK_TOKENS] = 0
+        self._images = 0  # rows of `inputs` in use
         self._chunks = 0  # rows of `chunks` in use
         self._row_owners = [-1] * len(results)  # number of the request whose sampling parameters a row has
 
     def write(self, chunks: list[Chunk]) -> None:
         """Writes the StepInputs of a step."""
-        token = row = work = adjustments = masks = chunks_written = 0
+        token = row = work = adjustments = masks = chunks_written = self._images = 0
         for chunk in chunks:
             first = token
             if chunk.targets:
@@ -114,6 +124,7 @@ class Batch:
         """Writes the StepInputs of an out-of-band forward: one chunk, with the logits of each of its tokens."""
         for table in chunk.sequence.kv.tables:  # another forward may have used its table row meanwhile
             table.written[self.step_slot] = 0
+        self._images = 0
         self._write_tokens(chunk, 0)
         if chunk.targets:
             self._write_states(chunk, 0, 0)
@@ -128,7 +139,7 @@ class Batch:
     def _set_counts(self, tokens: int, rows: int, work: int, adjustments: int = 0, masks: int = 0) -> None:
         self._header[HEADER_TOKENS], self._header[HEADER_ROWS], self._header[HEADER_WORK] = tokens, rows, work
         self._header[HEADER_ADJUSTMENTS], self._header[HEADER_MASKS] = adjustments, masks
-        self._header[HEADER_INPUTS] = tokens
+        self._header[HEADER_INPUTS] = self._images
 
     def read(self, row: int, sequence: Sequence) -> Sampled:
         """Returns the token sampled in a row."""
@@ -157,8 +168,12 @@ class Batch:
             id, source = sequence.tokens[position], KNOWN
         else:
             id, source = 0, 1 + sequence.sampling.result_row
+        rotation = position
+        if self._angles:
+            self.inputs.angles[token] = self._angles.at(position + sequence.shift)
+            rotation = token
         first = token * TOKEN_INTS
-        FOUR_INTS.pack_into(self._tokens, 4 * first, id, position, table_row, source)
+        FOUR_INTS.pack_into(self._tokens, 4 * first, id, rotation, table_row, source)
         WORK_ENTRY.pack_into(self._work, 4 * WORK_INTS * work, token, 1, table_row, position, 0)
         block, place = position // KV_BLOCK, position % KV_BLOCK
         for group, table in enumerate(tables, first + TOKEN_SLOT):
@@ -173,7 +188,10 @@ class Batch:
         positions = np.arange(begin, end)
         rows = self.inputs.tokens[at : at + chunk.total]
         rows[: len(tokens), TOKEN_ID] = tokens
-        rows[:, TOKEN_POSITION] = positions
+        if self._angles:
+            self._angles.write(self.inputs, at, sequence.images, begin, end)
+        else:
+            rows[:, TOKEN_POSITION] = positions
         rows[:, TOKEN_SEQUENCE] = sequence.state.table_row
         rows[:, TOKEN_SOURCE] = KNOWN
         rows[-1, TOKEN_SOURCE] = source
@@ -192,6 +210,7 @@ class Batch:
                 rows = np.arange(at + first - chunk.begin, at + end - chunk.begin)
                 self.inputs.inputs[rows, : embeddings.shape[1]] = embeddings
                 self.inputs.tokens[rows, TOKEN_SOURCE] = -1 - rows
+                self._images = int(rows[-1]) + 1
 
     def _write_tables(self, sequence: Sequence) -> None:
         """Writes the block table entries that are new to this step slot."""

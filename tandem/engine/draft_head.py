@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tandem.devices.device import Device, validate_on
+from tandem.engine.images import SectionedAngles
 from tandem.engine.kv_cache import KVCache
 from tandem.engine.sequence import Chunk, Sequence
 from tandem.kernels.abi import (
@@ -87,10 +88,18 @@ class DraftHead:
     acceptance_window = 64
 
     def __init__(
-        self, device: Device, model: Program, program: Program, layout: StepLayout, cache: KVCache, dim: int
+        self,
+        device: Device,
+        model: Program,
+        program: Program,
+        layout: StepLayout,
+        cache: KVCache,
+        dim: int,
+        angles: SectionedAngles | None = None,
     ) -> None:
-        """`model`: the Program of the model's steps; `program`: that of the head."""
+        """`model`: the Program of the model's steps; `program`: that of the head. `angles`: as in Batch."""
         self.device, self.program, self.cache, self.dim = device, program, cache, dim
+        self._angles = angles
         self._model_hidden, self._hidden = model.values[HIDDEN][1], program.values[DRAFT_HIDDEN][1]
         self._given = self._read(program.values[DRAFT_INPUT][1], layout.limits.tokens)
         self._inputs = StepInputs(layout, device.memory(arena_in(STEP_SLOT, "step")))
@@ -176,6 +185,8 @@ class DraftHead:
         positions = np.arange(position, position + len(next_tokens))
         rows = self._inputs.tokens[row : row + len(next_tokens)]
         rows[:, TOKEN_ID], rows[:, TOKEN_POSITION] = next_tokens, positions
+        if self._angles:
+            self._angles.write(self._inputs, row, sequence.images, position, position + len(next_tokens))
         rows[:, TOKEN_SEQUENCE], rows[:, TOKEN_SOURCE] = sequence.state.table_row, KNOWN
         for group, table in enumerate(sequence.kv.tables):
             first, end = table.written[STEP_SLOT], len(table.blocks)

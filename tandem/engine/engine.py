@@ -22,7 +22,7 @@ from tandem.devices.device import Device, Recording, validate_on
 from tandem.engine.batch import Batch
 from tandem.engine.draft_head import DraftHead, lower_draft_head
 from tandem.engine.image_encoder import ImageEncoder, check_fits
-from tandem.engine.images import Image, ImageCache, ImageSpan, images_in, whole_images
+from tandem.engine.images import Image, ImageCache, ImageSpan, SectionedAngles, images_in, whole_images
 from tandem.engine.kv_cache import KVCache
 from tandem.engine.kv_size import plan_kv, plan_states
 from tandem.engine.params import SamplingParams
@@ -134,7 +134,8 @@ class Engine:
             check_fits(vision, model, device, limits)
             # First: the KV cache gets a share of what is free then.
             encoder = ImageEncoder(vision, device, kv)
-            limits = replace(limits, input_width=config.dim)
+            angles = config.ropes[0].rot_dim if config.rope_axes else 0
+            limits = replace(limits, input_width=vision.config.out_dim, angles=angles)
         layout = StepLayout(limits)
         weights = WeightPlan(model.layouts(device.weight_layout))
         ops = fuse(model.ops(context), weights.layouts, passes)
@@ -157,9 +158,12 @@ class Engine:
         device.allocate(program)
         model.load(weights, device, context)
         cache = KVCache(config.windows, kv_blocks, states)
+        sectioned = (
+            SectionedAngles(config.ropes[0].table(context), config.rope_axes) if limits.angles else None
+        )
         head = None
         if draft_program:
-            proposer = head = DraftHead(device, program, draft_program, layout, cache, config.dim)
+            proposer = head = DraftHead(device, program, draft_program, layout, cache, config.dim, sectioned)
         scheduler = Scheduler(
             limits,
             cache,
@@ -169,7 +173,9 @@ class Engine:
             speculator=Speculator(proposer) if proposer else None,
             stages=device.stages,
         )
-        step_slots = [_make_step_slot(config, device, program, layout, i) for i in range(device.step_slots)]
+        step_slots = [
+            _make_step_slot(config, device, program, layout, i, sectioned) for i in range(device.step_slots)
+        ]
         return cls(model, device, program, cache, scheduler, step_slots, context, encoder, head)
 
     # ---- requests
@@ -470,12 +476,17 @@ def step_limits(model: Model, device: Device, context: int, batch: int, draft_ro
 
 
 def _make_step_slot(
-    config: ModelConfig, device: Device, program: Program, layout: StepLayout, index: int
+    config: ModelConfig,
+    device: Device,
+    program: Program,
+    layout: StepLayout,
+    index: int,
+    angles: SectionedAngles | None,
 ) -> StepSlot:
     inputs = StepInputs(layout, device.memory(arena_in(index, "step")))
     results = device.memory(arena_in(index, "results"))[: layout.result_bytes].view(np.int32)
     kv_heads = config.kv_heads or 1  # a model without attention has none
     min_items = -(-ITEMS_PER_WORKER * device.workers // kv_heads) if device.workers > 1 else 1
     queries_per_kv_head = config.q_heads // kv_heads or 1
-    batch = Batch(index, inputs, results.reshape(-1, RESULT_INTS), queries_per_kv_head, min_items)
+    batch = Batch(index, inputs, results.reshape(-1, RESULT_INTS), queries_per_kv_head, min_items, angles)
     return StepSlot(batch, device.record(program, index))

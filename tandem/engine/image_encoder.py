@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from tandem.devices.device import Device, validate_on
-from tandem.engine.images import Image
+from tandem.engine.images import Image, SectionedAngles
 from tandem.errors import ContextError, DeviceError
 from tandem.kernels.abi import (
     HEADER_INPUTS,
@@ -20,13 +20,15 @@ from tandem.kernels.abi import (
     TOKEN_ID,
     TOKEN_POSITION,
     TOKEN_SLOT,
+    WORK_LAST,
 )
+from tandem.kernels.attention import KERNEL as ATTENTION
 from tandem.kernels.attention import make_work_list
 from tandem.kernels.kernel import Array
-from tandem.model.encoders.blocks import EMBEDDINGS
+from tandem.model.config import Rope
+from tandem.model.encoders.blocks import EMBEDDINGS, POSITIONS, further
 from tandem.model.model import Model
 from tandem.model.vision import VisionModel
-from tandem.model.weights import load_weights
 from tandem.program.fuse import fuse
 from tandem.program.lower import lower
 from tandem.program.lowering_base import KVCacheShape
@@ -34,6 +36,7 @@ from tandem.program.step_inputs import StepInputs, StepLayout, StepLimits
 from tandem.program.weight_plan import WeightPlan
 
 ROWS_PER_ITEM = 16  # patches of an attention item
+THETA = 10000.0  # base of the frequencies of an encoder that rotates
 PART_SECONDS = 0.02  # other requests wait for so long, or for one launch
 
 
@@ -44,30 +47,74 @@ class ImageEncoder:
         """`kv`: the type of keys and values."""
         self.model, self.config, self.device = model, model.config, device.beside()
         c, blocks = model.config, -(-model.config.max_patches // KV_BLOCK)
-        layout = StepLayout(StepLimits(c.max_patches, c.max_tokens, 1, blocks, input_width=c.patch_dim))
+        # Of a patch, the host gives pixels, learned positions if they are interpolated, and angles if it rotates.
+        width, angles = c.patch_dim + (c.dim if c.position_side else 0), c.head_dim if c.rotates else 0
+        kv_blocks = (
+            (blocks, blocks + c.max_windows) if c.window else (blocks,)
+        )  # a window begins with a block
+        limits = StepLimits(
+            c.max_patches,
+            c.max_tokens,
+            c.max_windows,
+            blocks,
+            groups=len(kv_blocks),
+            input_width=width,
+            angles=angles,
+        )
+        layout = StepLayout(limits)
+        self._positions = model.values(POSITIONS) if c.position_side else None
         plan = WeightPlan({name: device.weight_layout(*matrix) for name, matrix in model.matrices().items()})
         ops = fuse(model.ops(), plan.layouts)
-        self.program = lower(ops, plan, layout, KVCacheShape((blocks,), "f16" if kv == "q8" else kv))
+        self.program = lower(ops, plan, layout, KVCacheShape(kv_blocks, "f16" if kv == "q8" else kv))
         validate_on(self.device, self.program)
         self.device.allocate(self.program)
-        load_weights(model, plan, self.device, {})
+        model.load(plan, self.device)
         self._inputs = StepInputs(layout, self.device.memory("step"))
         self._recording = self.device.record(self.program)
-        self._inputs.tables[0][0] = np.arange(blocks)
+        self._inputs.tables[0][:] = np.arange(blocks)
+        self._groups = {i: c.group_of(layer) for i, layer in self._attention_layers()} if c.window else {}
+        self._count = 1  # launches that are replayed together
+        # By KV group, for each entry of the work list: the last position that it sees.
+        self._last: list[Array] = []
+        self._width = c.out_dim // (1 + len(c.deepstack_after))
+
+    def _attention_layers(self) -> Iterator[tuple[int, int]]:
+        """The launches of attention, and the layer of each."""
+        for i, launch in enumerate(self.program.launches):
+            if launch.kernel is ATTENTION:
+                yield i, int(launch.name.split(".")[2])
 
     def _write_step(self, pixels: Array) -> None:
         c, inputs = self.config, self._inputs
         places, tokens = c.places(pixels), c.tokens(pixels)
+        rows_of, columns_of = (side * c.merge for side in c.grid(pixels))
         count = len(places)
         rows = np.arange(count)
-        work = make_work_list([(0, count)], ROWS_PER_ITEM, bidirectional=True)
+        sizes = c.window_sizes(pixels)  # one window, if there are none
+        work = make_work_list([(0, size) for size in sizes], ROWS_PER_ITEM, bidirectional=True)
+        self._last = [np.full(len(work), count - 1, np.int32), work[:, WORK_LAST].copy()]
         inputs.inputs[:count, : c.patch_dim] = c.patches(pixels)
+        if self._positions is not None:
+            learned = self.model.encoder.positions(c, self._positions, rows_of, columns_of)
+            inputs.inputs[:count, c.patch_dim : c.patch_dim + c.dim] = learned[places]
+        if c.rotates:
+            table = Rope(THETA, c.head_dim // 2).table(max(rows_of, columns_of))
+            axes = np.repeat([0, 1], c.head_dim // 4)
+            angles = SectionedAngles(np.concatenate([table, table], axis=1), axes.tolist())
+            inputs.angles[:count] = angles.of(np.stack(np.divmod(places, columns_of), axis=1))
         inputs.tokens[:count, TOKEN_ID] = places
         inputs.tokens[:count, TOKEN_POSITION] = inputs.tokens[:count, TOKEN_SLOT] = rows
+        if c.window:
+            blocks = -(-np.array(sizes) // KV_BLOCK)
+            first = np.cumsum(blocks) - blocks
+            for window, (block, used) in enumerate(zip(first, blocks, strict=True)):
+                inputs.tables[1][window, :used] = np.arange(block, block + used)
+            inside = rows - np.repeat(np.cumsum(sizes) - sizes, sizes)
+            inputs.tokens[:count, TOKEN_SLOT + 1] = np.repeat(first, sizes) * KV_BLOCK + inside
         inputs.work[: len(work)] = work
         inputs.rows[:tokens] = np.arange(tokens)
-        header = {HEADER_TOKENS: count, HEADER_ROWS: tokens, HEADER_WORK: len(work), HEADER_SEQUENCES: 1}
-        for field, value in (header | {HEADER_INPUTS: count}).items():
+        header = {HEADER_TOKENS: count, HEADER_ROWS: tokens, HEADER_WORK: len(work)}
+        for field, value in (header | {HEADER_SEQUENCES: len(sizes), HEADER_INPUTS: count}).items():
             inputs.header[field] = value
 
     def encode(self, pixels: Array) -> Array:
@@ -79,19 +126,34 @@ class ImageEncoder:
     def encode_in_parts(self, pixels: Array) -> Iterator[Array | None]:
         """Like `encode`, a few launches at a time: yields None until the embeddings are there, so that steps of the
         language model may run in between."""
-        c = self.config
         self._write_step(pixels)
-        begun = time.perf_counter()
-        for launch in range(len(self.program.launches)):
-            if time.perf_counter() - begun > PART_SECONDS:
+        launch, launches, waited = 0, len(self.program.launches), 0.0
+        while launch < launches:
+            if waited > PART_SECONDS:
                 yield None
-                begun = time.perf_counter()
-            self._recording.replay(launch, launch + 1)
-        tensor, tokens = self.program.values[EMBEDDINGS][1], c.tokens(pixels)
-        rows = np.zeros(c.max_tokens * tensor.stride, np.float32)
+                waited = 0.0
+            if (group := self._groups.get(launch)) is not None:
+                self._inputs.work[: len(self._last[group]), WORK_LAST] = self._last[group]
+            end = min(launch + self._count, launches)
+            end = next((i for i in self._groups if launch < i < end), end)
+            begun = time.perf_counter()
+            self._recording.replay(launch, end)
+            seconds, launch = time.perf_counter() - begun, end
+            waited += seconds
+            # Few calls if launches are short, as on a GPU; no part much longer than PART_SECONDS if they are long.
+            self._count = 2 * self._count if 4 * seconds < PART_SECONDS else max(1, self._count // 2)
+        c = self.config
+        tokens, results = c.tokens(pixels), [EMBEDDINGS, *map(further, range(len(c.deepstack_after)))]
+        embeddings = np.concatenate([self._read(name, tokens) for name in results], axis=1)
+        yield embeddings[np.argsort(c.order(pixels))]
+
+    def _read(self, name: str, tokens: int) -> Array:
+        tensor = self.program.values[name][1]
+        rows = np.zeros(self.config.max_tokens * tensor.stride, np.float32)
         read = self.device.read(tensor).view(np.float32)
         rows[: len(read)] = read
-        yield rows.reshape(c.max_tokens, -1)[:tokens, : c.out_dim].copy()
+        found: Array = rows.reshape(self.config.max_tokens, -1)[:tokens, : self._width]
+        return found
 
     def encode_all(self, images: Iterable[Image]) -> None:
         """Encodes those that have no embeddings yet."""

@@ -14,7 +14,9 @@ from typing import NamedTuple, Protocol
 
 import numpy as np
 
+from tandem.kernels.abi import TOKEN_POSITION
 from tandem.kernels.kernel import Array
+from tandem.program.step_inputs import StepInputs
 
 CACHE_BYTES = 256 << 20  # of the embeddings that are kept for the next request with the same image
 MAX_CACHED = 1024  # images
@@ -25,12 +27,14 @@ PLACEHOLDER = 0  # the id that tokens of an image have
 class Image:
     """An image as an encoder takes it, and its embeddings once they are computed."""
 
-    __slots__ = ("digest", "embeddings", "is_whole", "pixels", "tokens")
+    __slots__ = ("digest", "embeddings", "grid", "is_whole", "pixels", "tokens")
 
-    def __init__(self, pixels: Array, tokens: int, *, is_whole: bool = True) -> None:
+    def __init__(
+        self, pixels: Array, tokens: int, *, is_whole: bool = True, grid: tuple[int, int] = (1, 0)
+    ) -> None:
         """`pixels`: uint8 [height, width, channels]. `tokens`: the embeddings that they will become. `is_whole`: these
-        see each other in attention."""
-        self.pixels, self.tokens, self.is_whole = pixels, tokens, is_whole
+        see each other in attention. `grid`: their rows and columns, for models whose positions have sections."""
+        self.pixels, self.tokens, self.is_whole, self.grid = pixels, tokens, is_whole, grid
         header = repr((pixels.shape, tokens)).encode()
         self.digest = blake2b(header + pixels.tobytes(), digest_size=16).digest()
         self.embeddings: Array | None = None  # float32 [tokens, width]; there are no pixels any more then
@@ -98,6 +102,50 @@ def whole_images(images: Iterable[ImageSpan], begin: int, count: int, room: int)
                 return span.begin - begin
             return span.end - begin if span.end - begin <= room else 0
     return count
+
+
+def sectioned_positions(images: Iterable[ImageSpan], begin: int, end: int) -> Array:
+    """int [end - begin, 3]: the positions of tokens in a sequence for models where an image takes as many positions as
+    it has rows or columns. Its tokens have its first position, and their row and column after that."""
+    positions, shift = np.repeat(np.arange(begin, end)[:, None], 3, axis=1), 0
+    for span in images:
+        if span.begin >= end:
+            break
+        rows, columns = span.image.grid
+        first, last = max(begin, span.begin), min(end, span.end)
+        if first < last:
+            inside = np.arange(first, last) - span.begin
+            own = np.stack([0 * inside, inside // columns, inside % columns], axis=1)
+            positions[first - begin : last - begin] = span.begin + shift + own
+        change = max(rows, columns) - span.image.tokens
+        positions[max(0, span.end - begin) :] += change
+        shift += change
+    return positions
+
+
+class SectionedAngles:
+    """Cosines and sines of tokens whose positions have sections."""
+
+    def __init__(self, table: Array, axes: Sequence[int]) -> None:
+        """`table`: float32 [positions, pairs, 2]. `axes`: which of a token's positions turns each pair."""
+        self._table, self._axes, self._pairs = table, np.array(axes), np.arange(len(axes))
+        self._rows = table.reshape(len(table), -1)
+
+    def at(self, position: int) -> Array:
+        """Of a token whose positions are the same: float32 [2 * pairs]."""
+        row: Array = self._rows[position]
+        return row
+
+    def write(self, inputs: StepInputs, row: int, images: Iterable[ImageSpan], begin: int, end: int) -> None:
+        """Writes those of a sequence's tokens in [begin, end) from `row` on, where the kernel finds them."""
+        rows = slice(row, row + end - begin)
+        inputs.angles[rows] = self.of(sectioned_positions(images, begin, end))
+        inputs.tokens[rows, TOKEN_POSITION] = np.arange(rows.start, rows.stop)
+
+    def of(self, positions: Array) -> Array:
+        """int [tokens, sections] -> float32 [tokens, 2 * pairs]."""
+        rows: Array = self._table[positions[:, self._axes], self._pairs].reshape(len(positions), -1)
+        return rows
 
 
 class ImageCache:

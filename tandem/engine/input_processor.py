@@ -79,7 +79,9 @@ class InputProcessor:
                     text += part
                     continue
                 ids += self._text_ids(text, limit, first=not ids)
-                image, text = Image(part, vision.config.tokens(part), is_whole=vision.encoder.WHOLE), ""
+                c = vision.config
+                image = Image(part, c.tokens(part), is_whole=vision.encoder.WHOLE, grid=c.grid(part))
+                text = ""
                 spans.append(ImageSpan(len(ids), image))
                 ids += [PLACEHOLDER] * image.tokens
                 if limit is not None and len(ids) > limit:

@@ -112,6 +112,7 @@ class Sequence:
         "prompt_scores",
         "request",
         "sampling",
+        "shift",
         "state",
         "tokens",
     )
@@ -139,6 +140,8 @@ class Sequence:
         self.tokens = list(prompt)  # prompt and output
         self.images = images  # of the prompt, in order
         self.images_end = images[-1].end if images else 0  # no token from here on is of an image
+        # Added to the index of such a token it is its position, where positions have sections (images.py).
+        self.shift = sum(max(span.image.grid) - span.image.tokens for span in images)
         self.generated: list[Sampled] = []
         self.prompt_scores: list[Sampled] = []  # of prompt tokens from the second on, if requested
         self.finish_reason: str | None = None  # "stop", "length", "cancelled", "timeout", "error"

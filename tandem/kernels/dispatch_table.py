@@ -7,6 +7,7 @@ from functools import partial
 from tandem.errors import DeviceError
 from tandem.kernels import (
     activate_slots,
+    add_input,
     attention_dispatch,
     combine,
     combine_norm,
@@ -39,6 +40,7 @@ from tandem.kernels.panels import LAYOUTS
 # By the kernel's name.
 DISPATCH_RULES: dict[str, DispatchRule] = {
     "activate_slots": activate_slots.dispatch,
+    "add_input": add_input.dispatch,
     "attention": attention_dispatch.attention,
     "attention_prefetch": attention_dispatch.attention_prefetch,
     "attention_rope": attention_dispatch.attention_rope,

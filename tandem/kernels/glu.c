@@ -4,16 +4,31 @@
 #include "rows.h"
 
 enum { GATE, UP, OUT };
-enum { DIM, GATE_STRIDE, UP_STRIDE, OUT_STRIDE, ACTIVATION, OUT_Q8 };
+enum { DIM, GATE_STRIDE, UP_STRIDE, OUT_STRIDE, ACTIVATION, OUT_Q8, COUNT_ROWS, ERF };
+
+// GELU by its definition, x/2 (1 + erf(x / sqrt 2)), with an absolute error of 2e-7 |x|: formula 7.1.26 of Abramowitz and
+// Stegun for erfc. Beyond 9 it is 0 in float32.
+ALWAYS_INLINE f32x16 f_gelu_erf(f32x16 x) {
+    const f32x16 size = f_abs(x), z = f_min(f_mul(size, f_set(0.70710678119f)), f_set(9.0f));
+    const f32x16 t = f_div(f_set(1.0f), f_fma(z, f_set(0.3275911f), f_set(1.0f)));
+    f32x16 sum = f_fma(t, f_set(1.061405429f), f_set(-1.453152027f));
+    sum = f_fma(t, sum, f_set(1.421413741f));
+    sum = f_fma(t, sum, f_set(-0.284496736f));
+    sum = f_mul(t, f_fma(t, sum, f_set(0.254829592f)));
+    const f32x16 erfc = f_mul(sum, f_exp(f_sub(f_zero(), f_mul(z, z))));
+    return f_sub(f_max(x, f_zero()), f_mul(f_mul(size, f_set(0.5f)), erfc));
+}
+
+enum { GELU_ERF = -1 };  // beside the constants ACTIVATION_*
 
 ALWAYS_INLINE f32x16 gated(const float *gate, const float *up, int32_t n, int32_t activation) {
-    const f32x16 active = f_activate(f_load_first(gate, n), activation);
+    const f32x16 x = f_load_first(gate, n), active = activation == GELU_ERF ? f_gelu_erf(x) : f_activate(x, activation);
     return up ? f_mul(active, f_load_first(up, n)) : active;
 }
 
 KERNEL(glu) {
     (void)step;
-    const int32_t dim = args->scalar[DIM].i, activation = args->scalar[ACTIVATION].i;
+    const int32_t dim = args->scalar[DIM].i, activation = args->scalar[ERF].i ? GELU_ERF : args->scalar[ACTIVATION].i;
     const float *gate = (const float *)args->buffer[GATE] + (size_t)item * args->scalar[GATE_STRIDE].i;
     const float *up = args->buffer[UP] ? (const float *)args->buffer[UP] + (size_t)item * args->scalar[UP_STRIDE].i : 0;
     if (args->scalar[OUT_Q8].i) {

@@ -15,7 +15,7 @@ ALWAYS_INLINE f32x16 normalised(const float *x, f32x16 mean, f32x16 inverse, con
 KERNEL(layer_norm) {
     (void)step;
     const int32_t dim = args->scalar[DIM].i;
-    const int32_t row = args->scalar[USE_ROWS].i ? ((const int32_t *)args->buffer[ROWS])[item] : item;
+    const int32_t row = args->scalar[USE_ROWS].i == 1 ? ((const int32_t *)args->buffer[ROWS])[item] : item;
     const float *x = (const float *)args->buffer[X] + (size_t)row * args->scalar[X_STRIDE].i;
     const float *weight = args->buffer[WEIGHT], *bias = args->buffer[BIAS];
 

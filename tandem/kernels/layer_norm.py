@@ -15,6 +15,10 @@ from tandem.kernels.q8_tiles import q8_bytes, q8_pack, q8_store
 from tandem.kernels.rows import padded, rows_bytes
 
 THREADS = 128  # of a workgroup
+LISTED, OWN_ROWS = (
+    1,
+    2,
+)  # values of `use_rows`: some rows of those of all tokens, or x has no others; 0: all tokens
 
 
 def count_of(scalars: Scalars) -> str:
@@ -29,8 +33,9 @@ def cost(scalars: Scalars, counts: Counts) -> Cost:
 
 def extents(scalars: Scalars, counts: Counts) -> dict[str, int]:
     dim, n = int(scalars["dim"]), counts[count_of(scalars)]
+    source = counts["tokens"] if scalars["use_rows"] == LISTED else n
     return {
-        "x": rows_bytes(counts["tokens"], dim, scalars["x_stride"]),
+        "x": rows_bytes(source, dim, scalars["x_stride"]),
         "weight": 4 * dim,
         "bias": 4 * dim,
         "rows": 4 * n,
@@ -40,7 +45,7 @@ def extents(scalars: Scalars, counts: Counts) -> dict[str, int]:
 
 def reference(arrays: Mapping[str, Array], scalars: Scalars, counts: Counts) -> dict[str, Array]:
     dim, n = int(scalars["dim"]), counts[count_of(scalars)]
-    source = arrays["rows"][:n] if scalars["use_rows"] else np.arange(n)
+    source = arrays["rows"][:n] if scalars["use_rows"] == LISTED else np.arange(n)
     x = arrays["x"][source, :dim].astype(np.float64)
     centred = x - x.mean(axis=1, keepdims=True)
     scaled = centred / np.sqrt(np.square(centred).mean(axis=1, keepdims=True) + scalars["eps"])
@@ -56,7 +61,7 @@ def reference(arrays: Mapping[str, Array], scalars: Scalars, counts: Counts) -> 
 def cases(rng: np.random.Generator) -> Iterator[Case]:
     def case(label: str, tokens: int, dim: int, gap: int, use_rows: int, biased: bool, out_q8: int) -> Case:
         rows = rng.permutation(tokens)[: max(1, tokens // 3)].astype(np.int32)
-        n = len(rows) if use_rows else tokens
+        n = len(rows) if use_rows == LISTED else tokens
         old = rng.standard_normal((n, dim))
         arrays = {
             "x": padded(rng.standard_normal((tokens, dim)) + 3, dim + gap),
@@ -65,7 +70,7 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
         }
         if biased:
             arrays["bias"] = rng.standard_normal(dim).astype(np.float32)
-        if use_rows:
+        if use_rows == LISTED:
             arrays["rows"] = rows
         scalars = {
             "dim": dim,
@@ -75,7 +80,9 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
             "out_q8": out_q8,
             "use_rows": use_rows,
         }
-        counts = {"tokens": tokens, "rows": len(rows), "work": 0}
+        counts = {"tokens": tokens, "rows": n if use_rows else len(rows), "work": 0}
+        if use_rows == OWN_ROWS:
+            counts["tokens"] = 1
         # The mean is a float32 sum over 16 lanes: a centred value is off by about 1e-6 of the mean.
         return Case(label, arrays, scalars, counts, atol=1e-5, rtol=1e-5)
 
@@ -83,6 +90,7 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
         for use_rows in (0, 1):
             yield case(f"{tokens}x{dim}{' rows' * use_rows}", tokens, dim, gap, use_rows, True, 0)
         yield case(f"{tokens}x{dim} without bias", tokens, dim, gap, 0, False, 0)
+        yield case(f"{tokens}x{dim} of rows", tokens, dim, gap, OWN_ROWS, True, 0)
     for tokens, dim in ((1, 32), (17, 96), (33, 576)):
         yield case(f"{tokens}x{dim} q8", tokens, dim, 0, 0, True, 1)
         yield case(f"{tokens}x{dim} rows q8", tokens, dim, 4, 1, False, 1)

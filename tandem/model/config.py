@@ -148,6 +148,10 @@ class ModelConfig:
     scan_eps: float = 0.0  # of the norm of the output of their scans; 0: they have none
     draft_layers: int = 0  # 1: after the last layer there is one more, which drafts tokens
     draft_tensors: tuple[str, ...] = ()  # of DRAFT_TENSORS, those that the file has
+    # The positions of an image's token are three: its image, row and column. Which of them turns each pair of RoPE;
+    # empty: positions are single numbers.
+    rope_axes: tuple[int, ...] = ()
+    deepstack: int = 0  # layers after which further embeddings of an image's tokens are added: the first ones
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -366,6 +370,26 @@ class Metadata:
             "shared_expert_dim": shared,
             "shared_expert_gate": shared > 0 and self.has(f"blk.{dense}.ffn_gate_inp_shexp.weight"),
         }
+
+    def rope_axes(self, rope: Rope, *, interleaved: bool) -> tuple[int, ...]:
+        """Which of three positions turns each pair: `rope.dimension_sections` has the number of pairs of each. They
+        follow each other, or take turns as long as there are some of both others."""
+        key, pairs = self.key("rope.dimension_sections"), rope.rot_dim // 2
+        if (value := self.gguf.get(key)) is None:
+            return ()
+        sections = np.asarray(value).ravel().tolist()[:3]
+        if (
+            len(sections) < 3
+            or not all(isinstance(n, int) and n >= 0 for n in sections)
+            or sum(sections) > pairs
+        ):
+            self.gguf.fail(key, f"these are not the parts of {pairs} pairs: convert the model again")
+        _, rows, columns = sections
+        if interleaved:
+            ends = (0, 3 * rows, 3 * columns)
+            return tuple(i % 3 if i < ends[i % 3] else 0 for i in range(pairs))
+        axes = [axis for axis, count in enumerate(sections) for _ in range(count)]
+        return tuple(axes + [0] * (pairs - len(axes)))
 
     def has(self, tensor: str) -> bool:
         return tensor in self.gguf.tensors

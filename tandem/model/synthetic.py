@@ -22,7 +22,10 @@ from tandem.kernels.matmul import random_panels
 from tandem.kernels.panels import LAYOUTS
 from tandem.model.architectures import ARCHITECTURES, gemma3, gemma4, gpt_oss, qwen35
 from tandem.model.config import NO_ATTENTION, NO_ROPE, ModelConfig, Rope
+from tandem.model.encoders import ENCODERS
+from tandem.model.encoders.config import VisionConfig
 from tandem.model.model import Model, as_matrix, is_matrix
+from tandem.model.vision import VisionModel
 from tandem.program.graph import DeltaHeads, ScanHeads, Vector
 from tandem.program.program import Tensor
 from tandem.program.weight_plan import WeightPlan
@@ -260,20 +263,43 @@ class SyntheticModel(Model):
         return sum(choose(*matrix).matrix_bytes(*matrix[1:]) for matrix in self.matrices().values())
 
     def load(self, plan: WeightPlan, device: Device, context: int) -> None:
-        rng, patterns, tables = np.random.default_rng(0), dict[tuple[str, int], Array](), self.tables(context)
-        for packed in plan.matrices.values():
-            layout, columns = packed.tensor.dtype, packed.parts[0].columns
-            if (layout, columns) not in patterns:
-                size = min(PATTERN_BYTES, packed.tensor.nbytes)
-                panels = max(1, size // LAYOUTS[layout].matrix_bytes(PANEL_ROWS, columns))
-                made = random_panels(layout, panels * PANEL_ROWS, columns, rng, columns**-0.5)
-                patterns[layout, columns] = made.reshape(-1).view(np.uint8)
-            _fill(device, packed.tensor, patterns[layout, columns])
-        for vector in plan.vectors.values():
-            padded = np.zeros(vector.tensor.nbytes // 4, np.float32)
-            values = np.concatenate([_vector(part, tables) for part in vector.parts])
-            padded[: len(values)] = values
-            device.write(vector.tensor, padded.view(np.uint8))
+        _load(plan, device, self.tables(context))
+
+
+class SyntheticVision(VisionModel):
+    """The vision encoder of Gemma 3 (4B to 27B) with random weights in float16, for images of 896 x 896 pixels."""
+
+    def __init__(self, model: ModelConfig) -> None:
+        size, patch = 896, 14
+        self.config = VisionConfig(
+            "gemma3", patch, 4, 1152, 4304, 27, 16, 1e-6, (0.5,) * 3, (0.5,) * 3, model.dim, (size // patch) ** 2, size
+        )  # fmt: skip
+        self.encoder = ENCODERS["gemma3"]
+
+    def matrices(self) -> dict[str, tuple[str, int, int]]:
+        shapes = self.encoder.tensors(self.config).items()
+        return {name: ("f16", *shape) for name, shape in shapes if len(shape) == 2}
+
+    def load(self, plan: WeightPlan, device: Device) -> None:
+        _load(plan, device, {})
+
+
+def _load(plan: WeightPlan, device: Device, tables: dict[str, Array]) -> None:
+    """Fills the device's "weights" arena. `tables`: what architectures compute."""
+    rng, patterns = np.random.default_rng(0), dict[tuple[str, int], Array]()
+    for packed in plan.matrices.values():
+        layout, columns = packed.tensor.dtype, packed.parts[0].columns
+        if (layout, columns) not in patterns:
+            size = min(PATTERN_BYTES, packed.tensor.nbytes)
+            panels = max(1, size // LAYOUTS[layout].matrix_bytes(PANEL_ROWS, columns))
+            made = random_panels(layout, panels * PANEL_ROWS, columns, rng, columns**-0.5)
+            patterns[layout, columns] = made.reshape(-1).view(np.uint8)
+        _fill(device, packed.tensor, patterns[layout, columns])
+    for vector in plan.vectors.values():
+        padded = np.zeros(vector.tensor.nbytes // 4, np.float32)
+        values = np.concatenate([_vector(part, tables) for part in vector.parts])
+        padded[: len(values)] = values
+        device.write(vector.tensor, padded.view(np.uint8))
 
 
 def _has_better(layer: int, layers: int) -> bool:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
+from tandem.devices.device import Device
 from tandem.errors import TandemError, UnsupportedModelError
 from tandem.gguf import formats
 from tandem.gguf.cursor import StringArray, label
@@ -18,7 +19,9 @@ from tandem.kernels.kernel import Array
 from tandem.model.encoders import ENCODERS, blocks
 from tandem.model.encoders.config import CHANNELS, VisionConfig, VisionMetadata
 from tandem.model.model_files import mmproj_files
+from tandem.model.weights import load_weights
 from tandem.program.graph import Builder, Op
+from tandem.program.weight_plan import WeightPlan
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -71,6 +74,7 @@ class VisionModel(GGUF):
                 "that was published with the model"
             )
         width = model.get(f"{architecture}.embedding_length", 0)
+        width *= 1 + model.get(f"{architecture}.n_deepstack_layers", 0)
         if self.config.out_dim != width:
             raise UnsupportedModelError(
                 f"{name} makes embeddings of {self.config.out_dim} numbers, the model's have {width}: use the mmproj "
@@ -131,6 +135,10 @@ class VisionModel(GGUF):
             for name, shape in self.encoder.tensors(self.config).items()
             if len(shape) == 2
         }
+
+    def load(self, plan: WeightPlan, device: Device) -> None:
+        """Fills the device's "weights" arena."""
+        load_weights(self, plan, device, {})
 
     def ops(self) -> list[Op]:
         builder = Builder()

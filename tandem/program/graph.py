@@ -309,6 +309,7 @@ SHAPES: dict[str, Callable[[Op], list[int]]] = {
     "pool": _pool,  # groups of neighbouring rows: their mean, or one after the other
     "glu": _pair,  # activation(gate) * up, or the activation alone
     "add": _pair,
+    "add_input": _same,  # plus some columns of what the host gives, for tokens of images
     "scale": _scale,  # times a number of the file
     "concat": _concat,  # the columns of two values beside each other
     "slice": _slice,  # some of the columns
@@ -489,6 +490,10 @@ class Builder:
 
     def add(self, a: Value, b: Value, name: str) -> Value:
         return self._emit("add", [a, b], [name])[0]
+
+    def add_input(self, x: Value, first: int, name: str) -> Value:
+        """Adds columns from `first` on of the row that the host gives for a token of an image, in place of x."""
+        return self._emit("add_input", [x], [name], first=first)[0]
 
     def scale(self, x: Value, factor: Vector, name: str) -> Value:
         """In place of x."""

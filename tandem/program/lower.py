@@ -16,7 +16,6 @@ from tandem.kernels import (
     layer_norm,
     matmul,
     norm,
-    pool,
     quantise,
     rope,
     route,
@@ -43,7 +42,7 @@ from tandem.kernels.rows import rows_bytes
 from tandem.program.fuse import PASSES
 from tandem.program.graph import Heads, Matrix, Op, Routing, Value, Vector
 from tandem.program.hazards import place_barriers
-from tandem.program.lower_recurrent import RecurrentLowering
+from tandem.program.lower_vision import VisionLowering
 from tandem.program.lowering_base import KVCacheShape, Routes
 from tandem.program.plan_memory import plan_memory
 from tandem.program.program import OTHER_STEP_SLOT, Program, Tensor
@@ -80,7 +79,7 @@ def lower(
     return Program(launches, counts, sizes, lowering.values)
 
 
-class _Lowering(RecurrentLowering):
+class _Lowering(VisionLowering):
     """One method for each op."""
 
     def _embed(self, op: Op) -> None:
@@ -94,7 +93,7 @@ class _Lowering(RecurrentLowering):
                 "table": table,
                 "sampled": self.step.sampled_before,
                 "out": out,
-                "inputs": self.step.inputs if self.step.limits.input_width == matrix.columns else None,
+                "inputs": self.step.inputs if self.step.limits.input_width >= matrix.columns else None,
             },
             format=LAYOUT_NAMES.index(table.dtype),
             rows=matrix.rows,
@@ -102,28 +101,6 @@ class _Lowering(RecurrentLowering):
             out_stride=out.stride,
             scale=op.attrs["scale"],
             input_stride=self.step.inputs.stride,
-        )
-        self._done(op.outputs[0])
-
-    def _input(self, op: Op) -> None:
-        value = op.outputs[0]
-        self.f32[value] = self._rows(value) if value.exposed else self.step.inputs
-        self.values[value.name] = (0, self.f32[value])
-
-    def _pool(self, op: Op) -> None:
-        x, out = self.f32[op.inputs[0]], self._rows(op.outputs[0])
-        # A norm may follow, which picks its rows among as many as there are tokens.
-        if not op.attrs["concatenate"]:
-            out.nbytes = rows_bytes(self.counts["tokens"], op.outputs[0].width, out.stride)
-        self._launch(
-            pool.KERNEL,
-            op.outputs[0].name,
-            {"x": x, "out": out},
-            dim=op.inputs[0].width,
-            group=op.attrs["group"],
-            concatenate=op.attrs["concatenate"],
-            x_stride=x.stride,
-            out_stride=out.stride,
         )
         self._done(op.outputs[0])
 
@@ -170,7 +147,7 @@ class _Lowering(RecurrentLowering):
 
     def _layer_norm(self, op: Op) -> None:
         x, bias = op.inputs[0], op.attrs["bias"]
-        source = self.selected.get(x, x)
+        source, listed = self.selected.get(x, x), x in self.selected
         x_tensor, (out, out_q8) = self.f32[source], self._output(op.outputs[0])
         self._launch(
             layer_norm.KERNEL,
@@ -179,7 +156,7 @@ class _Lowering(RecurrentLowering):
                 "x": x_tensor,
                 "weight": self.plan.vector(op.attrs["weight"]),
                 "bias": self.plan.vector(bias) if bias else None,
-                "rows": self.step.rows if x.count == "rows" else None,
+                "rows": self.step.rows if listed else None,
                 "out": out,
             },
             dim=x.width,
@@ -187,7 +164,7 @@ class _Lowering(RecurrentLowering):
             out_stride=out.stride,
             eps=op.attrs["eps"],
             out_q8=out_q8,
-            use_rows=x.count == "rows",
+            use_rows=layer_norm.LISTED if listed else layer_norm.OWN_ROWS * (x.count == "rows"),
         )
         self._done(op.outputs[0])
 
@@ -221,7 +198,7 @@ class _Lowering(RecurrentLowering):
             out, out_q8 = self._output(op.outputs[0])
         else:
             out = self._outputs(op)
-        if self.consumers.get(op.outputs[0], [op])[0].kind == "sample":
+        if self._is_for_host(op.outputs):
             self._host_tensor(out)
         biases = op.attrs["biases"]
         parts = [b or m.rows for b, m in zip(biases, matrices, strict=True)]
@@ -304,6 +281,8 @@ class _Lowering(RecurrentLowering):
             out_stride=out.stride,
             activation=glu.ACTIVATIONS[op.attrs["activation"]],
             out_q8=out_q8,
+            count_rows=op.inputs[0].count == "rows",
+            erf=op.attrs["activation"] == "gelu_erf",
         )
         self._done(op.outputs[0])
 
@@ -367,7 +346,7 @@ class _Lowering(RecurrentLowering):
             {
                 **tensors,
                 "cache": self._cache(heads) if parts & PART_STORE else None,
-                "table": self.plan.vector(table) if parts & PART_ROPE else None,
+                "table": self._angles(table) if parts & PART_ROPE else None,
                 "vectors": self.plan.vector(*vectors) if vectors else None,
                 "tokens": self.step.tokens,
             },
@@ -383,7 +362,9 @@ class _Lowering(RecurrentLowering):
             slot_field=TOKEN_SLOT + heads.group,
             kv=self.kv.index,
             parts=parts,
-            positions=heads.table.size // max(1, heads.rot_dim),
+            positions=self.step.limits.tokens
+            if self.step.limits.angles
+            else heads.table.size // max(1, heads.rot_dim),
             blocks=self.kv.blocks[heads.group],
         )
         self._done(*op.outputs)

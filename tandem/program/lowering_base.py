@@ -119,6 +119,11 @@ class LoweringBase:
         self.output_bytes += align(tensor.nbytes)
         return tensor
 
+    def _is_for_host(self, values: list[Value]) -> bool:
+        """Whether the host reads these values: logits, and what no op reads."""
+        readers = [reader for value in values for reader in self.consumers.get(value, [])]
+        return not readers or readers[0].kind == "sample"
+
     def _in_place(self, op: Op, value: Value, output: Value) -> None:
         """Gives an output the tensor of an input that no later op reads."""
         last = self.consumers[value][-1]

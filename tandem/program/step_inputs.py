@@ -42,6 +42,7 @@ IN_USE = {
     "step.adjustments": HEADER_ADJUSTMENTS,
     "step.masks": HEADER_MASKS,
     "step.inputs": HEADER_INPUTS,
+    "step.angles": HEADER_TOKENS,
 }
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
@@ -56,6 +57,7 @@ class StepLimits:
     groups: int = 1  # KV groups
     vocab: int = 0
     input_width: int = 0  # of the rows that the host gives: an image's patches, or embeddings of its tokens
+    angles: int = 0  # cosines and sines that the host gives for each token; 0: RoPE has a table by position
 
     @property
     def work(self) -> int:
@@ -82,6 +84,7 @@ class StepLayout:
         self.masks = self._table("masks", max(1, -(-limits.vocab // 32)), limits.logits_rows)
         self.chunks = self._table("chunks", 1, CHUNK_INTS * limits.sequences + limits.tokens)
         self.inputs = self._table("inputs", align(4 * limits.input_width) // 4, limits.tokens, "f32")
+        self.angles = self._table("angles", limits.angles, limits.tokens, "f32")
         self.tables = [
             self._table(f"tables.{g}", limits.blocks, limits.sequences) for g in range(limits.groups)
         ]
@@ -122,4 +125,5 @@ class StepInputs:
         chunks, states = np.split(view(layout.chunks)[:, 0], [CHUNK_INTS * self.limits.sequences])
         self.chunks, self.states = chunks.reshape(-1, CHUNK_INTS), states
         self.inputs = view(layout.inputs).view(np.float32)  # [tokens, aligned width]
+        self.angles = view(layout.angles).view(np.float32)  # [tokens, angles]
         self.tables = [view(table) for table in layout.tables]

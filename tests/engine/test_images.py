@@ -13,7 +13,7 @@ from PIL import Image as Pillow
 
 from tandem import LLM
 from tandem.engine import image_encoder, kv_snapshot
-from tandem.engine.images import Image, ImageSpan, images_in, whole_images
+from tandem.engine.images import Image, ImageSpan, images_in, sectioned_positions, whole_images
 from tandem.engine.input_processor import _cut_at_images
 from tandem.engine.kv_cache import extend_block_hashes
 from tandem.engine.sampling import Sampled
@@ -91,6 +91,31 @@ def test_no_image_is_cut() -> None:
     assert whole_images([], 0, 7, 7) == 7
 
 
+def test_an_image_takes_as_many_positions_as_its_longer_side() -> None:
+    """Where positions have sections: those of a part of a sequence are that part of all positions."""
+    grids, spans, begin = ((3, 5), (5, 2), (1, 4)), [], 4
+    for rows, columns in grids:
+        image = Image(np.zeros(rows, np.uint8), rows * columns, is_whole=False, grid=(rows, columns))
+        spans.append(ImageSpan(begin, image))
+        begin += rows * columns + (0 if rows == 3 else 6)  # the second follows the first
+    expected, position, end = [], 0, begin + 3
+    starts = {span.begin: span.image.grid for span in spans}
+    while len(expected) < end:
+        rows, columns = starts.get(len(expected), (0, 0))
+        if not rows:
+            expected.append((position,) * 3)
+        expected += [
+            (position, position + row, position + column) for row in range(rows) for column in range(columns)
+        ]
+        position += max(rows, columns, 1)
+    for first, last in ((0, end), (6, 12), (9, 30), (0, 3), (19, 20), (end - 2, end)):
+        assert sectioned_positions(spans, first, last).tolist() == [
+            list(each) for each in expected[first:last]
+        ]
+    shift = sum(max(span.image.grid) - span.image.tokens for span in spans)
+    assert expected[-1] == (end - 1 + shift,) * 3
+
+
 SAMPLED = {"max_tokens": 12, "temperature": 1.0, "seed": 3, "ignore_eos": True, "logprobs": 3}
 PROMPTS = [
     message("first", picture(1), "the same", picture(2), "end"),
@@ -114,7 +139,7 @@ def family(request: pytest.FixtureRequest) -> str:
 
 
 def opened(family: str, **options: object) -> LLM:
-    return load(name=family, kv="f16", context=256 if family == "gemma3" else 512, **options)
+    return load(name=family, kv="f16", context=512 if family == "smolvlm" else 256, **options)
 
 
 @pytest.fixture(scope="module")

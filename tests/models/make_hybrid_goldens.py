@@ -42,20 +42,23 @@ def hybrid_goldens() -> Iterator[Golden]:
 def make_model(golden: Golden, generator: torch.Generator) -> torch.nn.Module:
     model = transformers.AutoModelForCausalLM.from_config(golden.config, dtype=torch.float32).eval()
     for name, parameter in model.named_parameters():
-        noise = torch.randn(parameter.shape, generator=generator)
-        if "norm" in name:
-            value = (1.0 if "linear_attn" in name else 0.0) + 0.3 * noise
-        elif name.endswith(("A_log", "dt_bias")):  # states that decay within some tokens
-            value = 0.5 * noise - 1
-        elif "conv1d" in name:
-            value = 0.5 * noise
-        elif "embed" in name:
-            value = 0.4 * noise
-        else:
-            gain = 2.0 if ("q_proj" in name or "k_proj" in name) else 1.0
-            value = gain * parameter.shape[-1] ** -0.5 * noise
+        value = value_of(name, torch.randn(parameter.shape, generator=generator))
         parameter.data = torch.round(value * 64) / 64
     return model
+
+
+def value_of(name: str, noise: torch.Tensor) -> torch.Tensor:
+    """The values of a parameter."""
+    if "norm" in name:
+        return (1.0 if "linear_attn" in name else 0.0) + 0.3 * noise
+    if name.endswith(("A_log", "dt_bias")):  # states that decay within some tokens
+        return 0.5 * noise - 1
+    if "conv1d" in name:
+        return 0.5 * noise
+    if "embed" in name:
+        return 0.4 * noise
+    gain = 2.0 if ("q_proj" in name or "k_proj" in name) else 1.0
+    return gain * noise.shape[-1] ** -0.5 * noise
 
 
 def converted_tensors(golden: Golden, model: torch.nn.Module) -> Iterator[tuple[str, Any]]:

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,7 @@ import transformers
 
 from tandem.convert.convert import convert
 from tests.gguf_files import Key, write
-from tests.models import make_goldens
+from tests.models import make_goldens, make_hybrid_goldens
 from tests.models.make_goldens import rope, small
 from tests.models.pictures import COUNT, picture_of
 
@@ -45,6 +45,8 @@ class Golden:
     run: Callable[[Golden, Any, torch.Generator], dict[str, np.ndarray]]
     text_keys: dict[str, Any] = field(default_factory=dict)
     change: Callable[[str, torch.Tensor], Iterator[tuple[str, torch.Tensor]]] | None = None
+    aspect: int = 0  # of pictures that the processor refuses
+    hybrid: Any = None  # the language model, if `tandem convert` does not convert it
 
 
 def siglip_names(prefix: str) -> dict[str, str]:
@@ -68,6 +70,9 @@ def text_config(kind: str, **changes: Any) -> Any:
 def goldens() -> Iterator[Golden]:
     yield gemma3()
     yield smolvlm()
+    yield qwen3vl()
+    yield qwen35()
+    yield qwen25vl()
 
 
 def gemma3() -> Golden:
@@ -172,6 +177,173 @@ def smolvlm() -> Golden:
     )  # fmt: skip
 
 
+def qwen3vl() -> Golden:
+    special = qwen_special()
+    patch, side, after, width = 4, 6, [0, 2], 24
+    config = transformers.Qwen3VLConfig(
+        text_config=text_config(
+            "Qwen3VLText", head_dim=16, num_hidden_layers=3,
+            rope_parameters=rope(1e6, mrope_section=[3, 3, 2], mrope_interleaved=True),
+        ).to_dict(),
+        vision_config={
+            "depth": 3, "hidden_size": width, "intermediate_size": FFN, "num_heads": HEADS, "patch_size": patch,
+            "out_hidden_size": TEXT, "num_position_embeddings": side**2, "deepstack_visual_indexes": after,
+        },
+        **qwen_tokens(special), tie_word_embeddings=False, attn_implementation="eager",
+    )  # fmt: skip
+    names = qwen_names("linear_fc1", "linear_fc2") | {
+        "model.visual.pos_embed": "v.position_embd", "model.visual.merger.norm": "v.post_ln",
+        "model.visual.merger.linear_fc1": "mm.0", "model.visual.merger.linear_fc2": "mm.2",
+    }  # fmt: skip
+    for i, layer in enumerate(after):
+        for part, short in (("norm", "norm"), ("linear_fc1", "fc1"), ("linear_fc2", "fc2")):
+            names[f"model.visual.deepstack_merger_list.{i}.{part}"] = f"v.deepstack.{layer}.{short}"
+    return Golden(
+        "qwen3vl", config, special, ["model.visual"],
+        [*common_keys("qwen3vl_merger", side * patch, patch, layers=3, width=width), *qwen_keys(),
+         ("clip.vision.is_deepstack_layers", "[bool]", [i in after for i in range(3)])],
+        names, qwen_processor(patch), qwen_run, change=two_frames, aspect=200,
+    )  # fmt: skip
+
+
+def qwen35() -> Golden:
+    """The encoder of Qwen 3 VL without further embeddings, and a language model with recurrent layers."""
+    golden, patch, width = qwen3vl(), 4, 24
+    hybrid = next(each for each in make_hybrid_goldens.hybrid_goldens() if each.name == "qwen35")
+    vision = golden.config.vision_config.to_dict()
+    for name in ("deepstack_visual_indexes", "model_type"):
+        del vision[name]
+    config = transformers.Qwen3_5Config(
+        text_config=hybrid.config.to_dict(),
+        vision_config=vision,
+        **qwen_tokens(golden.special), tie_word_embeddings=False, attn_implementation="eager",
+    )  # fmt: skip
+    keys = [*common_keys("qwen3vl_merger", 6 * patch, patch, layers=3, width=width), *qwen_keys()]
+    return replace(golden, name="qwen35", config=config, keys=keys, hybrid=hybrid)
+
+
+def qwen25vl() -> Golden:
+    special, patch, width = qwen_special(), 4, 24
+    config = transformers.Qwen2_5_VLConfig(
+        text_config=text_config("Qwen2_5_VLText", rope_parameters=rope(1e6, mrope_section=[2, 1, 1])).to_dict(),
+        vision_config={
+            "depth": 4, "hidden_size": width, "intermediate_size": FFN, "num_heads": HEADS, "patch_size": patch,
+            "out_hidden_size": TEXT, "fullatt_block_indexes": [1, 3], "window_size": 4 * patch,
+        },
+        **qwen_tokens(special), tie_word_embeddings=False, attn_implementation="eager",
+    )  # fmt: skip
+    names = qwen_names("up_proj", "down_proj") | {
+        "model.visual.merger.ln_q": "v.post_ln", "model.visual.merger.mlp.0": "mm.0",
+        "model.visual.merger.mlp.2": "mm.2",
+        **{f"model.visual.blocks.*.attn.{part}": f"v.blk.*.attn_{part}" for part in "qkv"},
+    }  # fmt: skip
+
+    def change(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+        if ".qkv." not in name:
+            yield from two_frames(name, tensor)
+            return
+        for part, values in zip("qkv", tensor.chunk(3), strict=True):
+            yield name.replace("qkv", part), values
+
+    keys = [("clip.vision.n_wa_pattern", "u32", 2), ("clip.vision.window_size", "u32", 4 * patch)]
+    return Golden(
+        "qwen25vl", config, special, ["model.visual"],
+        [*common_keys("qwen2.5vl_merger", 560, patch, gelu=False, layers=4, width=width), *qwen_keys(), *keys],
+        names, qwen_processor(patch), qwen_run, change=change, aspect=200,
+    )  # fmt: skip
+
+
+# ---- what the models of Qwen share
+
+QWEN_MARKS = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+MIN_PIXELS, MAX_PIXELS = 1024, 16384
+
+
+def qwen_special() -> list[str]:
+    known = make_goldens.SPECIAL["llama"]
+    known += [mark for mark in ("<|im_start|>", "<|im_end|>", *QWEN_MARKS) if mark not in known]
+    return known
+
+
+def qwen_tokens(special: list[str]) -> dict[str, int]:
+    names = ("vision_start_token_id", "vision_end_token_id", "image_token_id", "video_token_id")
+    return {name: special.index(mark) for name, mark in zip(names, QWEN_MARKS, strict=True)}
+
+
+def qwen_names(up: str, down: str) -> dict[str, str]:
+    layer = {
+        "norm1": "ln1", "norm2": "ln2", "attn.qkv": "attn_qkv", "attn.proj": "attn_out", f"mlp.{up}": "ffn_up",
+        f"mlp.{down}": "ffn_down", "mlp.gate_proj": "ffn_gate",
+    }  # fmt: skip
+    names = {f"model.visual.blocks.*.{name}": f"v.blk.*.{short}" for name, short in layer.items()}
+    kinds = ("weight", "weight.1", "bias")
+    return names | {f"model.visual.patch_embed.proj.{kind}": f"v.patch_embd.{kind}" for kind in kinds}
+
+
+def qwen_keys() -> list[Key]:
+    limits = {"spatial_merge_size": 2, "image_min_pixels": MIN_PIXELS, "image_max_pixels": MAX_PIXELS}
+    return [(f"clip.vision.{key}", "u32", value) for key, value in limits.items()]
+
+
+def qwen_processor(patch: int) -> Any:
+    from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
+
+    size = {"shortest_edge": MIN_PIXELS, "longest_edge": MAX_PIXELS}
+    return Qwen2VLImageProcessorPil(size=size, patch_size=patch, merge_size=2, **RAW)
+
+
+def two_frames(name: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
+    """The weights of the patches of a film are two tensors."""
+    if name.endswith("patch_embed.proj.weight"):
+        yield name, tensor[:, :, 0]
+        yield f"{name}.1", tensor[:, :, 1]
+    else:
+        yield name, tensor
+
+
+def qwen_run(golden: Golden, model: Any, generator: torch.Generator) -> dict[str, np.ndarray]:
+    """Images of three sizes in a prompt, the first two without text between them but their marks."""
+    config = golden.config.vision_config
+    patch, ids = config.patch_size, golden.config
+    pixels, values, grids, pictures = [], [], [], []
+    for rows, columns in ((3, 5), (5, 2), (1, 4)):
+        shape = (2 * rows * patch, 2 * columns * patch)
+        image = torch.randint(0, 256, (*shape, 3), generator=generator)
+        pixels.append(image.numpy().astype(np.uint8))
+        scaled = (image.float() / 127.5 - 1).reshape(rows, 2, patch, columns, 2, patch, 3)
+        patches = scaled.permute(0, 3, 1, 4, 6, 2, 5)[:, :, :, :, :, None].repeat(1, 1, 1, 1, 1, 2, 1, 1)
+        values.append(patches.reshape(4 * rows * columns, -1))
+        grids.append([1, 2 * rows, 2 * columns])
+        pictures.append(
+            [ids.vision_start_token_id, *[ids.image_token_id] * (rows * columns), ids.vision_end_token_id]
+        )
+    text = random_text(golden, generator, 25)
+    prompt = torch.tensor([[*text[:11], *pictures[0], *pictures[1], *text[11:22], *pictures[2], *text[22:]]])
+    given, grid = torch.cat(values), torch.tensor(grids)
+    features = model.model.get_image_features(given, image_grid_thw=grid)
+    columns = [features.pooler_output, *(getattr(features, "deepstack_features", None) or [])]
+    whole = torch.cat([x if torch.is_tensor(x) else torch.cat(list(x)) for x in columns], dim=1)
+    is_image = prompt == ids.image_token_id
+    out = model(
+        input_ids=prompt, pixel_values=given, image_grid_thw=grid, mm_token_type_ids=is_image.int(),
+        use_cache=False,
+    )  # fmt: skip
+    counts = [rows * columns // 4 for _, rows, columns in grids]
+    return {
+        **{f"pixels{i}": image for i, image in enumerate(pixels)},
+        **{f"embeddings{i}": part.numpy() for i, part in enumerate(whole.split(counts))},
+        "ids": torch.where(is_image, -1, prompt)[0].numpy().astype(np.int32),
+        "logits": out.logits[0].numpy(),
+    }
+
+
+def qwen_pixels(patches: np.ndarray, grid: np.ndarray, patch: int) -> np.ndarray:
+    """The picture that the patches of a processor are: [1, channels, height, width]."""
+    _, rows, columns = grid
+    cut = patches.reshape(rows // 2, columns // 2, 2, 2, 3, 2, patch, patch)[:, :, :, :, :, 0]
+    return cut.transpose(4, 0, 2, 5, 1, 3, 6).reshape(1, 3, rows * patch, columns * patch)
+
+
 # A processor that returns bytes of colours.
 RAW: dict[str, Any] = {"do_rescale": False, "do_normalize": False}
 
@@ -191,11 +363,18 @@ def results(pixels: Any, features: Any, ids: Any, images: Any, logits: Any) -> d
 
 
 def common_keys(
-    projector: str, size: int, patch: int, mean: Any = (0.5,) * 3, std: Any = (0.5,) * 3, gelu: bool = True
+    projector: str,
+    size: int,
+    patch: int,
+    mean: Any = (0.5,) * 3,
+    std: Any = (0.5,) * 3,
+    gelu: bool = True,
+    layers: int = LAYERS,
+    width: int = WIDTH,
 ) -> list[Key]:
     sizes = {
-        "image_size": size, "patch_size": patch, "embedding_length": WIDTH, "feed_forward_length": FFN,
-        "block_count": LAYERS, "attention.head_count": HEADS, "projection_dim": TEXT,
+        "image_size": size, "patch_size": patch, "embedding_length": width, "feed_forward_length": FFN,
+        "block_count": layers, "attention.head_count": HEADS, "projection_dim": TEXT,
     }  # fmt: skip
     return [
         ("general.architecture", "str", "clip"),
@@ -213,6 +392,9 @@ def make_model(golden: Golden, generator: torch.Generator) -> Any:
     model = transformers.AutoModelForImageTextToText.from_config(golden.config, dtype=torch.float32).eval()
     for name, parameter in model.named_parameters():
         noise = torch.randn(parameter.shape, generator=generator)
+        if golden.hybrid and "visual" not in name:
+            parameter.data = torch.round(make_hybrid_goldens.value_of(name, noise) * 64) / 64
+            continue
         is_gemma = "gemma" in golden.name and not name.startswith("model.vision_tower")
         if ("norm" in name or "ln_q" in name) and not name.endswith("bias"):
             value = (0.0 if is_gemma else 1.0) + 0.3 * noise
@@ -227,8 +409,26 @@ def make_model(golden: Golden, generator: torch.Generator) -> Any:
     return model
 
 
+class TextOnly:
+    """The language model of a model that sees."""
+
+    def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        return self._tensors
+
+
 def write_text_model(golden: Golden, model: Any) -> None:
     """Saves the whole model as Hugging Face does, and converts its language model."""
+    if golden.hybrid:
+        text_only = TextOnly(
+            {name.replace("language_model.", ""): tensor for name, tensor in model.state_dict().items()
+             if "visual" not in name}
+        )  # fmt: skip
+        make_hybrid_goldens.GOLDENS = GOLDENS
+        make_hybrid_goldens.write_model(golden.hybrid, text_only)
+        return
     text = golden.config.get_text_config()
     keys = golden.text_keys
     with tempfile.TemporaryDirectory() as folder:
@@ -272,11 +472,15 @@ def write_processed(golden: Golden) -> None:
     """The checksum of the pixels that the model's own processor makes of each picture, and their shapes."""
     found = []
     for index in range(COUNT):
-        out = golden.processor.preprocess(picture_of(index), return_tensors="np")
-        tiles = [
-            np.asarray(tile)
-            for tile in np.reshape(out["pixel_values"], (-1, *out["pixel_values"].shape[-3:]))
-        ]
+        picture = picture_of(index)
+        if golden.aspect and max(picture.size) > golden.aspect * min(picture.size):
+            found.append((0,) * 6)
+            continue
+        out = golden.processor.preprocess(picture, return_tensors="np")
+        values = np.asarray(out["pixel_values"])
+        if "image_grid_thw" in out:
+            values = qwen_pixels(values, out["image_grid_thw"][0], golden.processor.patch_size)
+        tiles = [np.asarray(tile) for tile in np.reshape(values, (-1, *values.shape[-3:]))]
         pixels = np.stack([tile.transpose(1, 2, 0) for tile in tiles])
         assert (pixels == pixels.astype(np.uint8)).all()
         rows, columns = (int(np.ravel(out.get(key, [0]))[0]) for key in ("rows", "cols"))

@@ -8,7 +8,7 @@ import pytest
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.engine.image_encoder import ImageEncoder
 from tandem.model.vision import VisionModel
-from tests.models.test_vision import GOLDENS, NAMES, golden_of, load, prompt_of
+from tests.models.test_vision import GOLDENS, NAMES, golden_of, images_of, load, prompt_of
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -17,7 +17,7 @@ def test_encoder_equals_transformers(lavapipe: str, name: str) -> None:
     try:
         with VisionModel.open(GOLDENS / f"mmproj-{name}.gguf") as model:
             encoder = ImageEncoder(model, device, "f32")
-            for pixels, expected in zip(golden["pixels"], golden["embeddings"], strict=True):
+            for pixels, expected in images_of(golden):
                 assert np.abs(encoder.encode(pixels) - expected).max() < 1e-4
         assert not device.arenas, "the encoder has memory of its own"
     finally:
@@ -29,5 +29,5 @@ def test_logits_after_images_equal_transformers(lavapipe: str, name: str) -> Non
     golden = golden_of(name)
     with load(lavapipe, name, batch=golden["logits"].shape[0]) as llm:
         assert llm.engine.encoder
-        prompt = prompt_of(golden, llm.engine.encoder.model.encoder.WHOLE)
+        prompt = prompt_of(golden, llm.engine.encoder)
         assert np.abs(llm.engine.logits(prompt) - golden["logits"]).max() < 1e-3

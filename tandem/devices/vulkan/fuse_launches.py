@@ -147,8 +147,8 @@ def _attention_rope(
     q, k, v, cache = (rope.buffers[name] for name in ("q", "k", "v", "cache"))
     if q is None or k is None or v is None or cache is None or cache is not attention.buffers["cache"]:
         return []
-    norms, sinks = rope.buffers["vectors"], attention.buffers["sinks"]
-    if norms and sinks:
+    norms, sinks, table = rope.buffers["vectors"], attention.buffers["sinks"], rope.buffers["table"]
+    if (norms and sinks) or not table or table.arena == "step":  # the kernel finds angles by position
         return []
     qkv = q.root  # one matrix, which no other launch reads
     together = qkv is k.root is v.root and q.stride == k.stride == v.stride == qkv.stride

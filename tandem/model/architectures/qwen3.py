@@ -29,5 +29,9 @@ def build(b: Builder, c: ModelConfig, context: int) -> None:
         attended = b.attention(q, k, v, heads, f"blk.{i}.attn")
         x = b.add(x, blocks.attention_output(b, c, i, attended), f"blk.{i}.attn_residual")
         h = blocks.norm(b, c, x, f"blk.{i}.ffn_norm")
-        x = b.add(x, blocks.feed_forward(b, c, i, h, "silu"), f"blk.{i}.out")
+        f = blocks.feed_forward(b, c, i, h, "silu")
+        if i < c.deepstack:
+            x = b.add_input(b.add(x, f, f"blk.{i}.ffn_residual"), (i + 1) * c.dim, f"blk.{i}.out")
+        else:
+            x = b.add(x, f, f"blk.{i}.out")
     blocks.head(b, c, x)

@@ -1,7 +1,7 @@
 """Qwen 3.5 and 3.6, and Qwen 3 Next: most layers are Gated DeltaNet, linear attention with a recurrent state; every
 fourth is attention whose output has a gate. The feed-forward is dense, or a mixture with a shared expert.
 
-Positions of images have sections of their own in RoPE; those of text are the same in each.
+Positions of images have three sections in RoPE, which take turns.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ FFN_NORM = "post_attention_norm"
 
 def config(m: Metadata) -> ModelConfig:
     head_dim, next_ = m.head_dim(), m.architecture == "qwen3next"
+    rope = m.rope(head_dim)
     windows, delta_heads = _windows(m), _delta_heads(m, tiled=not next_)
     for i, window in enumerate((*windows, 0)):  # the last may draft tokens
         if window != NO_ATTENTION and m.has(f"blk.{i}.attn_q.weight"):
@@ -30,7 +31,8 @@ def config(m: Metadata) -> ModelConfig:
     return m.config(
         head_dim=head_dim,
         scale=head_dim**-0.5,
-        ropes=(m.rope(head_dim),),
+        ropes=(rope,),
+        rope_axes=m.rope_axes(rope, interleaved=True),
         layer_window=windows,
         attention_gate=True,
         conv_taps=m.count("ssm.conv_kernel", maximum=MAX_CONVOLUTION),

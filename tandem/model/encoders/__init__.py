@@ -9,12 +9,15 @@ one. A module has
     prepare(model)      changes tensors of the file that the Program wants in another form
     tensors(c)          the name and shape of every tensor
     build(b, c)         the computation, as a list of ops: from blocks.PATCHES to blocks.EMBEDDINGS
+    positions(c, table, rows, columns)  learned positions of each patch, if c.position_side: they are interpolated
     parts(c, image)     what MARK becomes in a prompt: texts, and resized pixels for which embeddings come
 """
 
-from tandem.model.encoders import gemma3, idefics3
+from tandem.model.encoders import gemma3, idefics3, qwen3vl, qwen25vl
 
 ENCODERS = {
     "gemma3": gemma3,
     "idefics3": idefics3,
+    "qwen2.5vl_merger": qwen25vl,
+    "qwen3vl_merger": qwen3vl,
 }

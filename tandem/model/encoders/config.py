@@ -33,6 +33,13 @@ class VisionConfig:
     max_patches: int  # of an image
     image_size: int = 0  # pixels of a side, if all images have the same size
     longest_edge: int = 0  # pixels of the longer side, before an image is cut into tiles
+    min_pixels: int = 0  # of an image, if each has a size of its own
+    max_pixels: int = 0
+    position_side: int = 0  # rows of the square of learned positions, if these are interpolated
+    rotates: bool = False  # queries and keys, by row and column of the patch
+    deepstack_after: tuple[int, ...] = ()  # layers after which there are further embeddings
+    window: int = 0  # rows of embeddings in a window, in which patches see each other; 0: they see all
+    full_every: int = 0  # so many layers have one in which they see all
 
     @property
     def head_dim(self) -> int:
@@ -63,7 +70,32 @@ class VisionConfig:
         embedding are neighbours."""
         (rows, columns), merge = self.grid(pixels), self.merge
         places = np.arange(rows * columns * merge**2).reshape(rows, merge, columns, merge)
-        return places.transpose(0, 2, 1, 3).ravel()
+        ordered: Array = places.transpose(0, 2, 1, 3).reshape(rows * columns, -1)[self.order(pixels)].ravel()
+        return ordered
+
+    def group_of(self, layer: int) -> int:
+        """The KV group of a layer: 0 where patches see all, 1 where they see their window."""
+        return int(bool(self.window) and (layer + 1) % self.full_every != 0)
+
+    def _windows(self, pixels: Array) -> Array:
+        """The number of the window of each embedding, row by row."""
+        rows, columns = (np.arange(side) // (self.window or side) for side in self.grid(pixels))
+        numbers: Array = (rows[:, None] * (columns[-1] + 1) + columns).ravel()
+        return numbers
+
+    def order(self, pixels: Array) -> Array:
+        """The embeddings in the order in which they are computed: those of a window are neighbours."""
+        return np.argsort(self._windows(pixels), kind="stable")
+
+    def window_sizes(self, pixels: Array) -> list[int]:
+        """The patches of each window."""
+        sizes: list[int] = (np.bincount(self._windows(pixels)) * self.merge**2).tolist()
+        return sizes
+
+    @property
+    def max_windows(self) -> int:
+        """Of an image that is one row of embeddings: no other has more."""
+        return -(-self.max_tokens // self.window) if self.window else 1
 
     def patches(self, pixels: Array) -> Array:
         """uint8 [height, width, channels] -> normalised float32 [patches, channels * size * size], in the order of the
@@ -94,6 +126,11 @@ class VisionMetadata(Metadata):
                 self.key("attention.head_count"),
                 f"{heads} heads do not divide {dim}: convert the model again",
             )
+        if own.get("rotates") and dim // heads % 4:
+            self.gguf.fail(
+                self.key("attention.head_count"),
+                f"heads of {dim // heads} do not have as many pairs for rows as for columns: convert the model again",
+            )
         return VisionConfig(
             projector=self.projector,
             patch_size=self.count("patch_size", maximum=1 << 10),
@@ -116,6 +153,37 @@ class VisionMetadata(Metadata):
                 f"{image} pixels are not whole groups of patches: convert the model again",
             )
         return image, (image // patch) ** 2
+
+    def pixel_limits(self, merge: int, minimum: int, maximum: int) -> tuple[int, int, int]:
+        """The fewest and the most pixels of a resized image, and how many patches it has at most."""
+        patch = self.count("patch_size", maximum=1 << 10)
+        least = self.count("image_min_pixels", minimum, maximum=MAX_PATCHES * patch**2)
+        most = min(self.count("image_max_pixels", maximum, maximum=1 << 30), MAX_PATCHES * patch**2)
+        patches = most // (patch * merge) ** 2 * merge**2
+        if least > most or not patches:
+            self.gguf.fail(
+                self.key("patch_size"),
+                f"{patch} pixels do not fit into an image of {most}: convert the model again",
+            )
+        return least, most, patches
+
+    def side_of(self, name: str) -> int:
+        """Rows of a square whose places are the rows of a matrix."""
+        rows, _ = self.matrix_shape(name)
+        if (side := math.isqrt(rows)) ** 2 != rows or not rows:
+            self.gguf.fail(name, f"{rows} rows are not those of a square: convert it again")
+        return side
+
+    def flagged_layers(self, name: str) -> tuple[int, ...]:
+        """The layers whose flag is set, if the file has one for each."""
+        flags, layers = self.gguf.get(self.key(name), None), self.count("block_count", maximum=1024)
+        if flags is None:
+            return ()
+        if not isinstance(flags, np.ndarray) or len(flags) != layers:
+            self.gguf.fail(
+                self.key(name), f"there is not a flag for each of {layers} layers: convert it again"
+            )
+        return tuple(np.flatnonzero(flags).tolist())
 
     def matrix_shape(self, name: str) -> tuple[int, int]:
         shape = self.gguf.tensor(name).shape

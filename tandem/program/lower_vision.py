@@ -1,0 +1,52 @@
+"""Lowering of what images need: rows that the host gives, pooling, and angles of positions with sections."""
+
+from __future__ import annotations
+
+from tandem.kernels import add_input, pool
+from tandem.kernels.rows import rows_bytes
+from tandem.program.graph import Op, Vector
+from tandem.program.lower_recurrent import RecurrentLowering
+from tandem.program.program import Tensor
+
+
+class VisionLowering(RecurrentLowering):
+    def _input(self, op: Op) -> None:
+        value = op.outputs[0]
+        self.f32[value] = self._rows(value) if value.exposed else self.step.inputs
+        self.values[value.name] = (0, self.f32[value])
+
+    def _pool(self, op: Op) -> None:
+        x, out = self.f32[op.inputs[0]], self._rows(op.outputs[0])
+        # A norm may follow, which picks its rows among as many as there are tokens.
+        if not op.attrs["concatenate"]:
+            out.nbytes = rows_bytes(self.counts["tokens"], op.outputs[0].width, out.stride)
+        self._launch(
+            pool.KERNEL,
+            op.outputs[0].name,
+            {"x": x, "out": out},
+            dim=op.inputs[0].width,
+            group=op.attrs["group"],
+            concatenate=op.attrs["concatenate"],
+            x_stride=x.stride,
+            out_stride=out.stride,
+        )
+        self._done(op.outputs[0])
+
+    def _add_input(self, op: Op) -> None:
+        x = self.f32[op.inputs[0]]
+        self._in_place(op, op.inputs[0], op.outputs[0])
+        if self.step.limits.input_width:  # else no token is of an image
+            self._launch(
+                add_input.KERNEL,
+                op.outputs[0].name,
+                {"x": x, "inputs": self.step.inputs, "tokens": self.step.tokens},
+                dim=op.inputs[0].width,
+                stride=x.stride,
+                first=op.attrs["first"],
+                input_stride=self.step.inputs.stride,
+            )
+        self._done(op.outputs[0])
+
+    def _angles(self, table: Vector) -> Tensor:
+        """Cosines and sines: of each position, or of each token, where the host gives those."""
+        return self.step.angles if self.step.limits.angles else self.plan.vector(table)
