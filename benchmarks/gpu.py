@@ -8,6 +8,8 @@ synthetic model (random weights, no file): decode with batches of 1 to 64, prefi
 With `--steady` it measures something else: the host time of a step while the engine serves requests, the time that the
 device waits for the host, and matmuls in a row without barriers (streams.py). Results go to FILE; a second run, for
 example with `--steady`, adds its results to the same file.
+Of models that results/h200-targets.json names (the hybrids `qwen3.6-35b-a3b:q4_k` and `qwen3.6-27b:q4_k_m`) it says
+which targets are missed.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import dataclasses
 import json
 import time
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +65,10 @@ def check_goldens(device_name: str) -> list[str]:
     return failures
 
 
+TARGETS = Path(__file__).parent / "results" / "h200-targets.json"
+BATCH_SIZES = (1, 2, 4, 8, 9, 16, 32, 64)
 WORKLOADS = [
-    *(Workload("decode", 64, batch, 128) for batch in (1, 2, 4, 8, 9, 16, 32, 64)),
+    *(Workload("decode", 64, batch, 128) for batch in BATCH_SIZES),
     Workload("prefill", 512),
     Workload("prefill", 4096),
     Workload("decode", 64, 1, 4096),
@@ -121,6 +126,22 @@ def time_encoder(name: str, device: Any) -> list[dict[str, Any]]:
     row = {"label": f"encode {size}x{size}", "ms": 1e3 * kept[5], "all_ms": [1e3 * each for each in kept]}
     print(f"{row['label']:32} {row['ms']:9.2f} ms per image", flush=True)
     return [row]
+
+
+def missed_targets(model: str, rows: list[dict[str, Any]]) -> list[str]:
+    """The targets of a model that it misses, and batches that are slower than a smaller one."""
+    targets = json.loads(TARGETS.read_text())["models"].get(model, [])
+    found, missed = {row["label"]: row for row in rows}, []
+    for target in targets:
+        row = found[target["label"]]
+        for name, wanted, unit in (("tok_s", "reach", "tok/s"), ("GB_s", "reach_gb_per_s", "GB/s")):
+            if row[name] < target.get(wanted, 0):
+                missed.append(f"{row['label']}: {row[name]:.0f} of {target[wanted]} {unit}")
+    batches = [found[workload.label] for workload in WORKLOADS[: len(BATCH_SIZES)]] if targets else []
+    for row, larger in pairwise(batches):
+        if larger["tok_s"] < row["tok_s"]:
+            missed.append(f"{larger['label']}: slower than {row['label']}")
+    return missed
 
 
 def time_steady(engine: Engine) -> list[dict[str, Any]]:
@@ -182,6 +203,8 @@ def main() -> None:
         if "tok_s" not in r:
             continue
         print(f"{r['label']:32} {r['ms']:11.2f} {r['tok_s']:9.0f} {r['GB_s']:9.0f} {r['TFLOP_s']:9.1f}")
+    for missed in missed_targets(options.model, rows):
+        print("missed:", missed)
     if options.out:
         about = {
             "device": f"{device.capabilities.name}, {device.capabilities.driver}, Vulkan",

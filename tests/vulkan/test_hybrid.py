@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tandem import LLM
+from tandem.devices.vulkan.device import VulkanDevice
+from tandem.engine.engine import Engine
+from tandem.engine.params import SamplingParams
 from tandem.kernels.abi import KV_BLOCK
-from tests.engine.test_batch_invariance import limit_step
+from tandem.model.model import open_model
+from tests.engine.simulation import FixedCost
+from tests.engine.test_hybrid import RandomDrafts
 from tests.models.test_reference import GOLDENS
 
 RANDOM = np.random.default_rng(3)
@@ -35,7 +42,7 @@ def test_ragged_batches_answer_as_the_cpu(lavapipe: str, name: str) -> None:
         expected = [answers(cpu, [prompt])[0] for prompt in PROMPTS]
     with load(name, lavapipe) as llm:
         for tokens in (37, 256):
-            limit_step(llm.engine, tokens)
+            llm.engine.scheduler.limits = replace(llm.engine.scheduler.limits, tokens=tokens)
             assert answers(llm, PROMPTS) == expected
         assert llm.stats().cached_prompt_tokens > 0
 
@@ -79,3 +86,33 @@ def test_a_saved_conversation_has_its_state(lavapipe: str, tmp_path: Path) -> No
             llm.restore(tmp_path / "state")
             again = llm.generate(text, max_tokens=8, temperature=0)
             assert again.text == first.text and llm.stats().cached_prompt_tokens > 0
+
+
+def test_rejected_drafts_leave_no_trace_in_states(lavapipe: str) -> None:
+    """The state after each draft token is stored, and that of the last accepted one is read."""
+    prompts, greedy = PROMPTS[2:], SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
+    with load("qwen35", "cpu") as cpu:
+        expected = answers(cpu, prompts, 24)
+    texts = {tuple(prompt): answer for prompt, answer in zip(prompts, expected, strict=True)}
+    model, device = open_model(GOLDENS / "qwen35.gguf"), VulkanDevice(lavapipe)
+    engine = Engine.load(
+        model, device, context=256, batch=4, kv="f32", proposer=RandomDrafts(texts, Random(5))
+    )
+    speculator = engine.scheduler.speculator
+    assert speculator
+    speculator.cost_model = FixedCost(0.001)
+    sequences = [engine.submit(prompt, greedy) for prompt in prompts]
+    while any(sequence.finish_reason is None for sequence in sequences):
+        engine.step()
+    assert [[sampled.id for sampled in sequence.generated] for sequence in sequences] == expected
+    assert 20 < speculator.accepted < speculator.drafted
+    device.close()
+    model.gguf.close()
+
+
+def test_layers_on_two_devices_keep_states_of_their_own(lavapipe: str) -> None:
+    with load("qwen35", "cpu") as cpu:
+        expected = answers(cpu, PROMPTS)
+    with load("qwen35", f"{lavapipe},cpu") as llm:
+        assert answers(llm, PROMPTS) == expected
+        assert answers(llm, PROMPTS) == expected and llm.stats().cached_prompt_tokens > 0
