@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import itertools
 import os
+import socket
 import statistics
 import threading
 import time
@@ -14,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.routing import APIRoute
+from starlette.requests import ClientDisconnect
 
 from tandem import LLM
 from tandem.engine.grammar_checker import GrammarChecker
@@ -23,19 +27,29 @@ from tandem.errors import QueueFullError, RequestError
 from tandem.gguf.file import GGUF
 from tandem.model.chat_template import ChatTemplate
 from tandem.model.tokenizer import Tokenizer
+from tandem.server.app import ROUTERS
 from tandem.server.http import background
-from tandem.server.http.bodies import _validated
-from tandem.server.http.middleware import READS, REFUSALS, Middleware
+from tandem.server.http.bodies import _validated, cancel_on_disconnect
+from tandem.server.http.middleware import MAX_RESPONSES, MODEL_PATHS, READS, REFUSALS, Middleware
 from tandem.server.ollama import models
 from tandem.server.openai.chat import ChatRequest
 from tandem.server.settings import ServerSettings
 from tandem.threads import CREDIT_SECONDS, set_share, throttle
 from tests.cli.tiny_model import write_tiny_model
-from tests.hostile.attacks import CHAT, MAX_HEALTH, MAX_LOG, MAX_MEMORY, attacking, check_streams, watched
+from tests.hostile.attacks import (
+    CHAT,
+    MAX_HEALTH,
+    MAX_LOG,
+    MAX_MEMORY,
+    attacking,
+    check_streams,
+    resident,
+    watched,
+)
 from tests.hostile.stall_attacks import ATTACKS, FLOODS, slow_grammar
 from tests.hostile.streams import Streams
 from tests.packages import model_path
-from tests.server.servers import Running, wait_until
+from tests.server.servers import Running, read_all, wait_until
 
 SECONDS = 1.0  # of each attack
 CHOICE = {"choice": ["yes", "no"]}
@@ -305,6 +319,79 @@ def test_an_address_that_reads_often_waits_while_others_are_served(server: Runni
         begin = time.perf_counter()
         assert server.ask("/health")[0] == 200
         assert time.perf_counter() - begin < 0.5
+
+
+def test_posts_that_run_no_model_are_reads() -> None:
+    """Their number is limited while others are served, and so are their lines in the log. A new route is one of them
+    until it is added to MODEL_PATHS."""
+    posts = {
+        route.path
+        for router in ROUTERS
+        for route in router.routes
+        if isinstance(route, APIRoute) and "POST" in route.methods
+    }
+    assert posts >= MODEL_PATHS
+    tokens = (
+        "/v1/responses/input_tokens",
+        "/v1/chat/completions/input_tokens",
+        "/chat/completions/input_tokens",
+    )
+    stored = ("/v1/conversations", "/v1/conversations/{conversation_id}/items")
+    ranks = ("/rerank", "/reranking", "/v1/reranking", "/v1/rerank")
+    others = (
+        "/tokenize",
+        "/detokenize",
+        "/apply-template",
+        "/v1/messages/count_tokens",
+        "/api/show",
+        "/api/pull",
+    )
+    assert posts - MODEL_PATHS == {*tokens, *stored, *ranks, *others}
+
+
+def test_a_request_that_fails_as_its_client_leaves_logs_no_traceback(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Leaving:
+        async def receive(self) -> dict[str, str]:
+            return {"type": "http.disconnect"}
+
+    async def failing() -> None:
+        try:
+            await asyncio.sleep(9)
+        finally:
+            raise RequestError("x")
+
+    async def run() -> None:
+        request: Any = Leaving()
+        with pytest.raises(ClientDisconnect):
+            await cancel_on_disconnect(request, failing())
+        gc.collect()
+
+    asyncio.run(run())
+    assert not caplog.records
+
+
+# ---- large responses
+
+
+def test_large_responses_that_nobody_reads_do_not_fill_the_memory(server: Running) -> None:
+    """Each client reads too much to be disconnected, and too little to be done."""
+    metadata = {"a": "x" * 4_000_000}
+    stored = server.ask("/v1/responses", {"input": "Hi", "max_output_tokens": 1, "metadata": metadata})[2]
+    request = f"GET /v1/responses/{stored['id']} HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n".encode()
+    before, count = resident(server), 2 * MAX_RESPONSES // 4_000_000
+    clients = [socket.create_connection(("127.0.0.1", server.port)) for _ in range(count)]
+    for client in clients:
+        client.sendall(request)
+        assert client.recv(1024).startswith(b"HTTP/1.1 200 OK")
+    assert resident(server) - before < 1.5 * MAX_RESPONSES
+    assert len(read_all(clients[0])) < 4_000_000, "the oldest was cut"
+    last = b""
+    while len(last) < 4_000_000:
+        last += clients[-1].recv(1 << 20)
+    for client in clients:
+        client.close()
 
 
 # ---- documents that are built once

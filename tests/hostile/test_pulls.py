@@ -16,6 +16,21 @@ from tests.server.servers import serving, wait_until
 PULLS = 40
 
 
+@pytest.mark.parametrize("shared", [True, False])
+def test_a_client_of_a_shared_server_cannot_unload_a_model(shared: bool, tmp_path: Path) -> None:
+    model, keys = write_tiny_model(tmp_path / "tiny.gguf"), tmp_path / "keys"
+    keys.write_text("secret\n")
+    keys.chmod(0o600)
+    options = ("--device", "cpu", "--threads", "1", *(("--api-keys", keys) if shared else ()))
+    with serving(tmp_path / "home", model, *options, context=64, shutdown=1) as server:
+        for body in ({}, {"prompt": "Hi", "options": {"num_predict": 1}}):
+            asked = {"model": "tiny", "stream": False, "keep_alive": 0, **body}
+            assert server.ask("/api/generate", asked, authorization="Bearer secret")[0] == 200
+            time.sleep(0.2)
+            loaded = server.ask("/api/ps", authorization="Bearer secret")[2]["models"]
+            assert bool(loaded) == shared, body
+
+
 def test_slow_downloads_delay_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     model = write_tiny_model(tmp_path / "tiny.gguf")
     repos = {f"user/repo{i}": {"m-Q4_0.gguf": os.urandom(1_000_000)} for i in range(PULLS)}

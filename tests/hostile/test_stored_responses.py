@@ -255,6 +255,31 @@ def test_a_damaged_item_is_an_error() -> None:
 # ---- conversations
 
 
+@pytest.mark.fast
+@pytest.mark.parametrize("newest_first", [True, False])
+def test_a_list_of_large_items_has_pages(newest_first: bool) -> None:
+    """A list of all would have 16 MB: many clients that read it slowly would fill the memory."""
+    items = [
+        StoredItem(f"i{n}", f'"{"x" * size}"')
+        for n, size in enumerate((400_000, 700_000, 3_000_000, 5, 5, 5))
+    ]
+
+    async def check(store: ResponseStore) -> None:
+        await store.put("a", "{}", items)
+        pages, after = list[list[str]](), None
+        while True:
+            page = await store.page("a", 2, after, newest_first=newest_first)
+            assert page
+            pages.append([item.id for item in page.items])
+            if not page.has_more:
+                break
+            after = page.items[-1].id
+        first = [["i0"], ["i1"], ["i2"], ["i3", "i4"], ["i5"]]
+        assert pages == ([["i5", "i4"], ["i3"], ["i2"], ["i1"], ["i0"]] if newest_first else first)
+
+    using(None, check)
+
+
 def test_clients_of_one_conversation_lose_nothing(server: Running) -> None:
     id = server.ask("/v1/conversations", {})[2]["id"]
 

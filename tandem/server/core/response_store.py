@@ -27,6 +27,7 @@ MAX_ENTRIES = 10_000  # stored responses and conversations
 MAX_BYTES = 256 << 20  # of all of them
 MAX_ENTRY = 16 << 20  # bytes of one of them
 MAX_ITEMS = 10_000  # of one of them
+MAX_PAGE = 1 << 20  # characters of a list of items, unless it has one item; clients ask for more
 PATIENCE = 5.0  # s for a file that another program has locked
 KIND = 0x54414E44  # SQLite's application_id of our files
 DAMAGED = (sqlite3.Error, ValueError)  # what a damaged file raises: texts may be no UTF-8, and numbers texts
@@ -234,8 +235,13 @@ def _page(
         f"SELECT id, body FROM items WHERE entry = ? AND place >= ? AND place < ? ORDER BY place {order} LIMIT ?",
         (id, begin, end, limit + 1),
     )
-    found = [StoredItem(*map(str, row)) for row in rows]
-    return Page(found[:limit], len(found) > limit)
+    found, size = list[StoredItem](), 0
+    for row in rows:
+        size += len(str(row[1]))
+        if len(found) == limit or (found and size > MAX_PAGE):
+            return Page(found, has_more=True)
+        found.append(StoredItem(*map(str, row)))
+    return Page(found, has_more=False)
 
 
 def _put(database: sqlite3.Connection, id: str, body: str, items: list[StoredItem], outputs: int) -> None:

@@ -220,6 +220,7 @@ async def cancel_on_disconnect(request: Request, work: Coroutine[Any, Any, T]) -
         return task.result()
     finally:
         disconnect.cancel()
+        task.add_done_callback(lambda task: task.cancelled() or task.exception())  # else asyncio would log it
         if not task.done():
             task.cancel()
             await asyncio.wait([task])

@@ -36,8 +36,21 @@ Headers = list[tuple[bytes, bytes]]
 OPEN_PATHS = ("/", "/health", "/favicon.ico")  # need no API key
 OPEN_FOLDER = "/page/"
 MONITORING_PATHS = ("/live", "/metrics")  # do not count towards max_requests
-# Requests that run no model, in addition to all GET requests.
-LIGHT_PATHS = ("/tokenize", "/detokenize", "/v1/messages/count_tokens", "/api/show")
+# POST requests to these run a model; no others do.
+MODEL_PATHS = frozenset(
+    {
+        *(
+            "/v1/chat/completions",
+            "/chat/completions",
+            "/v1/completions",
+            "/completions",
+            "/completion",
+            "/infill",
+        ),
+        *("/v1/responses", "/responses", "/v1/messages", "/v1/embeddings"),
+        *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings"),
+    }
+)
 LIGHT = "served without running a model"  # the kind of their lines in the log
 PAGES = ("/", "/docs")  # may be opened by a link on a page of another origin
 LOOPBACK_HOSTS = ("localhost", "127.0.0.1", "[::1]")
@@ -47,7 +60,7 @@ DISCARD_SECONDS = 2.0  # s to read the rest of a rejected body, so that the clie
 DISCARD_PAUSE = 0.02  # s between two reads of up to 256 KiB of it: the event loop has other work
 # Error responses per second and client address; bursts of the same size; limited only while other requests run.
 REFUSALS = 25
-READS = 200  # the same for responses that run no model (LIGHT_PATHS)
+READS = 200  # the same for responses that run no model
 MAX_DELAY, MAX_READ_DELAY = 5.0, 0.25  # s that such a response is delayed; /health stays below half a second
 MAX_ADDRESSES = 4096  # client addresses whose responses are counted
 INLINE = 256 << 10  # bytes of a body that the event loop joins and counts itself, in half a millisecond
@@ -56,6 +69,7 @@ NAT64 = bytes.fromhex("0064ff9b") + bytes(8)  # the first 12 bytes of its addres
 # Bytes of a response that its client need not read at once, and must read in each `write_timeout`.
 UNREAD = 64 << 10
 UNREAD_SECONDS = 0.05  # s between two checks of the unread bytes
+MAX_RESPONSES = 256 << 20  # bytes of all responses that are larger than UNREAD, while they are sent
 TEXT_BYTES, VALUE_BYTES = 4, 128  # memory for each byte of a body and for each value in it, when it is parsed
 
 log = logging.getLogger("tandem.access")
@@ -98,6 +112,9 @@ class Middleware:
         self.parsed_bytes = 0  # estimate of what they take when they are parsed
         self.draining = False  # shutting down: new requests are rejected
         self._exchanges: set[Exchange] = set()
+        self._large: dict[
+            Exchange, int
+        ] = {}  # those that send a large response -> its bytes; the oldest first
         self._due: dict[tuple[str, int], float] = {}  # address, rate -> when its next response has no delay
         self._hostname = socket.gethostname().lower()
 
@@ -106,7 +123,7 @@ class Middleware:
             return await self.app(scope, receive, send)
         if scope["type"] != "http":
             return None  # no WebSockets
-        exchange = Exchange(scope, receive, send, self.settings, self._slow_down)
+        exchange = Exchange(scope, receive, send, self.settings, self._slow_down, self._make_room)
         self._exchanges.add(exchange)
         try:
             await self._serve(exchange)
@@ -124,6 +141,7 @@ class Middleware:
             await exchange.end()
         finally:
             self._exchanges.discard(exchange)
+            self._large.pop(exchange, None)
             self.body_bytes -= exchange.body_bytes
             self.parsed_bytes -= exchange.parsed_bytes
             exchange.write_log()
@@ -226,6 +244,15 @@ class Middleware:
             "." not in name or name.endswith(PRIVATE_DOMAINS) or name == self._hostname or _is_address(name)
         )
 
+    def _make_room(self, exchange: Exchange, nbytes: int) -> None:
+        """Makes room for a large response: clients that read little of theirs would keep them all in memory. The oldest
+        ones are cut."""
+        while self._large and sum(self._large.values()) + nbytes > MAX_RESPONSES:
+            oldest = next(iter(self._large))
+            del self._large[oldest]
+            oldest.abort()
+        self._large[exchange] = nbytes
+
     def drain(self) -> None:
         """Rejects new requests; running ones continue."""
         self.draining = True
@@ -246,9 +273,10 @@ class Exchange:
         send: Send,
         settings: ServerSettings,
         slow_down: Callable[[Exchange], Awaitable[None]],
+        make_room: Callable[[Exchange, int], None],
     ) -> None:
         self.scope, self._receive, self._send, self._settings = scope, receive, send, settings
-        self._slow_down = slow_down
+        self._slow_down, self._make_room = slow_down, make_room
         self._task, self._begun = asyncio.current_task(), time.perf_counter()
         given = self.header(b"x-request-id")
         self.id = given if re.fullmatch(r"[\w.-]{1,64}", given, re.ASCII) else secrets.token_hex(8)
@@ -333,14 +361,32 @@ class Exchange:
                 headers += [(b"access-control-allow-origin", self.origin.encode()), (b"vary", b"origin")]
                 headers.append((b"access-control-expose-headers", b"x-request-id, retry-after"))
             self._kind = next((value for name, value in headers if name.lower() == b"content-type"), b"")
-            message = {**message, "headers": headers}
+            async with asyncio.timeout(self._settings.write_timeout):
+                await self._send({**message, "headers": headers})
         else:
-            self._sent += len(message.get("body", b""))
-            self._complete = not message.get("more_body", False)
-        async with asyncio.timeout(self._settings.write_timeout):
-            await self._send(message)
+            await self._send_body(message.get("body", b""), more=message.get("more_body", False))
+
+    async def _send_body(self, body: bytes, *, more: bool) -> None:
+        """Sends a part of the response's body. A large one goes in pieces: each waits until most of those before it
+        are read, and the event loop has other work."""
+        if len(body) > UNREAD:
+            self._make_room(self, len(body))
+        for begin in range(0, max(1, len(body)), UNREAD):
+            piece = body[begin : begin + UNREAD]
+            self._sent += len(piece)
+            self._complete = not more and begin + UNREAD >= len(body)
+            async with asyncio.timeout(self._settings.write_timeout):
+                await self._send(
+                    {"type": "http.response.body", "body": piece, "more_body": not self._complete}
+                )
+            if self._is_closing():
+                break
         if self._complete:
             await self._wait_until_read()
+
+    def _is_closing(self) -> bool:
+        transport = self.scope.get("tandem.transport")
+        return transport is not None and bool(transport.is_closing())
 
     async def _wait_until_read(self) -> None:
         """Waits while the client reads a large response. The request and the memory of its body count until then."""
@@ -431,7 +477,7 @@ class Exchange:
             transport.abort()
 
     def is_light(self) -> bool:
-        return self.scope["method"] != "POST" or self.scope["path"] in LIGHT_PATHS
+        return self.scope["method"] != "POST" or self.scope["path"] not in MODEL_PATHS
 
     def write_log(self) -> None:
         """Writes a line for each request that runs a model. The lines of other requests are limited: clients can send

@@ -145,7 +145,7 @@ class CommonRequest(StrictModel):
             name,
             params=params,
             template_kwargs=template_kwargs,
-            keep_alive=seconds(self.keep_alive),
+            keep_alive=_keep_alive(server, self.keep_alive),
             **fields,
         )
 
@@ -279,7 +279,10 @@ async def embed(request: Request, body: EmbedRequest) -> Response:
     texts = [body.input] if isinstance(body.input, str) else body.input
     name = known_name(server, body.model)
     vectors, tokens = await cancel_on_disconnect(
-        request, server.embed(name, texts, keep_alive=seconds(body.keep_alive), dimensions=body.dimensions)
+        request,
+        server.embed(
+            name, texts, keep_alive=_keep_alive(server, body.keep_alive), dimensions=body.dimensions
+        ),
     )
     times = Times(total_duration=_ns(time.perf_counter() - begin), load_duration=0, prompt_eval_count=tokens)
     return await json_response(
@@ -292,7 +295,8 @@ async def embed(request: Request, body: EmbedRequest) -> Response:
 async def embeddings(request: Request, body: EmbeddingsRequest) -> OneEmbedding:
     """A normalised vector for one text."""
     server = get_server(request)
-    work = server.embed(known_name(server, body.model), [body.prompt], keep_alive=seconds(body.keep_alive))
+    keep_alive = _keep_alive(server, body.keep_alive)
+    work = server.embed(known_name(server, body.model), [body.prompt], keep_alive=keep_alive)
     [vector], _ = await cancel_on_disconnect(request, work)
     return OneEmbedding(embedding=vector.tolist())
 
@@ -304,6 +308,12 @@ def known_name(server: Server, name: str) -> str:
     """The name of a served model: Ollama's clients add `:latest` to a name without a tag."""
     known = server.known_name(name)
     return known if known in server.models.names() else server.known_name(name.removesuffix(":latest"))
+
+
+def _keep_alive(server: Server, duration: Duration | None) -> float | None:
+    """Seconds that a client's model stays loaded. A server that others share does as its settings say: one client would
+    unload the model of all, again and again."""
+    return seconds(duration) if server.settings.is_personal else None
 
 
 def seconds(duration: Duration | None) -> float | None:
@@ -343,7 +353,7 @@ def _content(text: str, images: list[str] | None) -> Content:
 
 async def _load_or_unload(server: Server, body: CommonRequest, **empty: Any) -> Response:
     """A request without a prompt loads the model, or unloads it if `keep_alive` is 0. `empty`: the response's body."""
-    name, keep = known_name(server, body.model), seconds(body.keep_alive)
+    name, keep = known_name(server, body.model), _keep_alive(server, body.keep_alive)
     if keep == 0:
         server.models.path(name)
         await server.models.unload(name)

@@ -55,13 +55,13 @@ async def create(request: Request, body: ConversationRequest) -> Response:
     )
     text, items = await written(created), await run_inline_if_small(_items, body.items or [])
     await get_server(request).responses.put(created["id"], text, items)
-    return raw_json(text)
+    return await raw_json(text)
 
 
 @router.get("/v1/conversations/{conversation_id}", response_model=Conversation, responses=ERRORS)
 async def retrieve_conversation(request: Request, conversation_id: str) -> Response:
     """A conversation, without its items."""
-    return raw_json(await stored("conv_", conversation_id, get_server(request).responses.body))
+    return await raw_json(await stored("conv_", conversation_id, get_server(request).responses.body))
 
 
 @router.delete("/v1/conversations/{conversation_id}", responses=ERRORS)
@@ -79,7 +79,7 @@ async def list_items(
     pages = partial(
         get_server(request).responses.page, limit=limit, after=after, newest_first=order == "desc"
     )
-    return item_list(await stored("conv_", conversation_id, pages))
+    return await item_list(await stored("conv_", conversation_id, pages))
 
 
 @router.post("/v1/conversations/{conversation_id}/items", response_model=ItemList, responses=ERRORS)
@@ -87,7 +87,7 @@ async def add_items(request: Request, conversation_id: str, body: ItemsRequest) 
     """Adds items to a conversation."""
     items = await run_inline_if_small(_items, body.items)
     await stored("conv_", conversation_id, partial(get_server(request).responses.append, items=items))
-    return item_list(Page(items, has_more=False))
+    return await item_list(Page(items, has_more=False))
 
 
 def _items(given: list[InputItem]) -> list[StoredItem]:

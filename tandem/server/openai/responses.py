@@ -22,7 +22,7 @@ from tandem.server.core.prompt import WHOLE_CONTEXT, GenerationRequest, sampling
 from tandem.server.core.response_store import Item, Page, StoredItem, check_size, parsed, stored_items
 from tandem.server.core.serving import Server, get_server
 from tandem.server.core.tool_calls import Message, Tool, named_tool
-from tandem.server.http.background import add_stored, run_inline_if_small
+from tandem.server.http.background import MEDIUM, add_stored, run_in_large_thread, run_inline_if_small
 from tandem.server.http.bodies import (
     EVENTS,
     AnyObject,
@@ -204,7 +204,7 @@ async def responses(request: Request, body: ResponsesRequest) -> Response:
     response["dropped_messages"] = generation.dropped_messages
     _finish(response, result.finish_reason, result.usage)
     text = await _keep(server, body, response, history, new)
-    return raw_json(text)
+    return await raw_json(text)
 
 
 class InputTokensRequest(ResponsesRequest):
@@ -222,7 +222,7 @@ async def input_tokens(request: Request, body: InputTokensRequest) -> InputToken
 @router.get("/v1/responses/{response_id}", response_model=dict[str, Any], responses=ERRORS)
 async def retrieve(request: Request, response_id: str) -> Response:
     """A stored response."""
-    return raw_json(await stored("resp_", response_id, get_server(request).responses.body))
+    return await raw_json(await stored("resp_", response_id, get_server(request).responses.body))
 
 
 class Deleted(TypedDict):
@@ -254,7 +254,7 @@ async def input_items(
     pages = partial(
         get_server(request).responses.page, limit=limit, after=after, newest_first=order == "desc"
     )
-    return item_list(await stored("resp_", response_id, pages))
+    return await item_list(await stored("resp_", response_id, pages))
 
 
 # ---- stored responses and conversations
@@ -271,16 +271,17 @@ async def stored(prefix: str, id: str, find: Callable[[str], Awaitable[T | None]
     return found
 
 
-def raw_json(text: str) -> Response:
+async def raw_json(text: str) -> Response:
     """A response that is JSON already: it may have megabytes."""
-    return Response(text, media_type="application/json")
+    data = await run_in_large_thread(text.encode) if len(text) > MEDIUM else text.encode()
+    return Response(data, media_type="application/json")
 
 
-def item_list(page: Page | None) -> Response:
+async def item_list(page: Page | None) -> Response:
     items, has_more = page or Page([], has_more=False)
     ids: list[str | None] = [item.id for item in items] or [None]
     ends = json.dumps({"first_id": ids[0], "last_id": ids[-1], "has_more": has_more})
-    return raw_json(f'{{"object":"list","data":[{",".join(item.text for item in items)}],{ends[1:]}')
+    return await raw_json(f'{{"object":"list","data":[{",".join(item.text for item in items)}],{ends[1:]}')
 
 
 def new_items(given: str | list[InputItem]) -> list[Item]:

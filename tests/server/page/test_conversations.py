@@ -149,6 +149,46 @@ def test_exports_can_be_imported(page: Page) -> None:
     assert len(kept(page)) == 1
 
 
+def test_what_is_wrong_in_an_import_is_left_out(page: Page, server: Running, tmp_path: Path) -> None:
+    """It would stop the page whenever the conversation is shown."""
+    wrong: Any = {"x": [1]}
+    files = [
+        wrong,
+        5,
+        None,
+        {"name": "a", "blob": {}},
+        {"name": "b", "text": wrong},
+        {"name": "c", "text": "fine"},
+    ]
+    parts = {
+        "reasoning": 5,
+        "error": wrong,
+        "stats": {"tokens": "x"},
+        "model": wrong,
+        "partial": 1,
+        "own": wrong,
+    }
+    messages = [
+        {"role": "user", "content": "Hi", "parent": None, "files": files},
+        {"role": "assistant", "content": "Hello", "parent": 0, **parts},
+    ]
+    settings = {"toString": 5, "system": None, "temperature": wrong, "top_k": 5}
+    file = tmp_path / "odd.json"
+    file.write_text(
+        json.dumps({"messages": messages, "settings": settings, "title": wrong, "updated": wrong})
+    )
+    settle(page, server, max_tokens=8)
+    page.set_input_files("#import", file)
+    expect(page.locator("#toast")).to_have_text("Conversations imported: 1")
+    expect(page.locator("article.reply")).to_contain_text("Hello")
+    expect(page.locator("article.user .files")).to_contain_text("c")
+    [chat] = kept(page)
+    assert chat["messages"][0]["files"] == [{"name": "c", "text": "fine"}]
+    assert chat["messages"][1] == {"role": "assistant", "content": "Hello", "parent": 0}
+    send(page, "And now?")
+    answered(page)
+
+
 def test_a_conversation_is_renamed(page: Page) -> None:
     send(page, "Hi")
     answered(page)

@@ -22,9 +22,9 @@ const STANDARD = "tandem.settings", PRESETS = "tandem.presets"; // of new conver
 
 /** The settings that are known and of the right type: files and storage may have others. */
 function known(values) {
-  const right = (key, value) => value === null || (typeof DEFAULTS[key] === "string" || key === "reasoning_effort"
-    ? typeof value === "string" : Number.isFinite(value));
-  return Object.fromEntries(Object.entries(values ?? {}).filter(([key, value]) => key in DEFAULTS && right(key, value)));
+  const right = (key, value) => (typeof DEFAULTS[key] === "string" ? typeof value === "string"
+    : value === null || (key === "reasoning_effort" ? typeof value === "string" : Number.isFinite(value)));
+  return Object.fromEntries(Object.entries(values ?? {}).filter(([key, value]) => Object.hasOwn(DEFAULTS, key) && right(key, value)));
 }
 
 export class Options {

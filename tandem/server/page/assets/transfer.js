@@ -74,8 +74,8 @@ function fromJSON(value) {
   return (value.chats ?? [value]).map(({ messages, ...chat }) => {
     const system = messages.filter(({ role }) => role === "system").map(({ content }) => content).join("\n\n");
     return { ...chat, ...(system && { settings: { ...chat.settings, system } }), messages: messages
-      .filter(({ role }) => role !== "system").map(({ files, ...message }) => ({ ...message, ...(files && { files: files.map(
-        ({ data, ...file }) => (data ? { ...file, blob: fromDataURL(data) } : file)) }) })) };
+      .filter(({ role }) => role !== "system").map(({ files, ...message }) => ({ ...message, files: [files ?? []].flat().map(
+        (file) => (typeof file?.data === "string" ? { name: file.name, blob: fromDataURL(file.data) } : file)) })) };
   });
 }
 

@@ -35,6 +35,21 @@ export function choose(chat, at) {
   }
 }
 
+const PARTS = { role: "string", content: "string", model: "string", reasoning: "string", error: "string",
+  partial: "boolean", stopped: "boolean", cut: "boolean" };
+
+/** The parts of a message that are known and of the right type: others would stop the page when it is shown. */
+function rightParts({ thought, files, stats, ...message }) {
+  const parts = { reasoning: thought, ...message }; // `thought` was saved by older versions
+  const right = Object.fromEntries(Object.entries(PARTS).filter(([name, type]) => typeof parts[name] === type)
+    .map(([name]) => [name, parts[name]]));
+  const kept = (Array.isArray(files) ? files : []).filter((file) => typeof file?.name === "string"
+    && (file.blob instanceof Blob || typeof file.text === "string"))
+    .map(({ name, blob, text }) => (blob instanceof Blob ? { name, blob } : { name, text }));
+  const counts = Object.values(stats ?? {}).every((value) => value === null || Number.isFinite(value));
+  return { ...right, ...(kept.length && { files: kept }), ...(Number.isFinite(stats?.tokens) && counts && { stats }) };
+}
+
 /** A conversation from a file or an older version as a tree, with what is wrong in it left out; null if there is none. */
 export function upgrade(chat) {
   if (!Array.isArray(chat?.messages)) return null;
@@ -43,8 +58,7 @@ export function upgrade(chat) {
     const parent = linear ? at - 1 : message?.parent ?? -1;
     if (!["user", "assistant"].includes(message?.role) || typeof message.content !== "string") return null;
     if (!Number.isInteger(parent) || parent >= at || parent < -1) return null;
-    const { thought: reasoning, ...rest } = message; // saved by older versions
-    messages.push({ ...rest, ...(reasoning && { reasoning }), parent: parent < 0 ? null : parent });
+    messages.push({ ...rightParts(message), parent: parent < 0 ? null : parent });
   }
   const leaf = Number.isInteger(chat.leaf) && messages[chat.leaf] ? chat.leaf : messages.length ? messages.length - 1 : null;
   const updated = Number.isFinite(chat.updated) ? chat.updated : Date.now();
