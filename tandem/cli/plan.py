@@ -14,6 +14,7 @@ from tandem.kernels.abi import KV_TYPES
 from tandem.model import locate
 from tandem.model.model import Model, open_model
 from tandem.model.synthetic import SHAPES, SyntheticModel
+from tandem.model.vision import open_beside
 from tandem.plan.npu import npu_lines, npu_plan
 from tandem.plan.predict import Planned
 from tandem.plan.what_if import (
@@ -49,9 +50,10 @@ def main(options: argparse.Namespace) -> int:
     drafts = {kv: Planned(_model(draft), options.context, kv) for kv in options.kv if draft}
     plans, models = [], {name: _model(name) for name in _names(asked, options.weights)}
     hardware = _hardware(options)  # last, for it may measure for seconds: errors in the options come first
+    visions = {name: open_beside(Path(name)) if _is_file(name) else None for name in models}
     for name, model in models.items():
         for kv in options.kv:
-            planned = Planned(model, options.context, kv, mtp=options.mtp)
+            planned = Planned(model, options.context, kv, mtp=options.mtp, vision=visions[name])
             plans.append(
                 {"model": without_folder(name), **plan_of(planned, hardware, wanted, drafts.get(kv))}
             )

@@ -25,6 +25,7 @@ from tandem.kernels.abi import (
 from tandem.kernels.attention import KERNEL as ATTENTION
 from tandem.kernels.attention import make_work_list
 from tandem.kernels.kernel import Array
+from tandem.kernels.layout import ChooseLayout
 from tandem.model.config import Rope
 from tandem.model.encoders.blocks import EMBEDDINGS, POSITIONS, further
 from tandem.model.model import Model
@@ -32,6 +33,7 @@ from tandem.model.vision import VisionModel
 from tandem.program.fuse import fuse
 from tandem.program.lower import lower
 from tandem.program.lowering_base import KVCacheShape
+from tandem.program.program import Program
 from tandem.program.step_inputs import StepInputs, StepLayout, StepLimits
 from tandem.program.weight_plan import WeightPlan
 
@@ -40,38 +42,46 @@ THETA = 10000.0  # base of the frequencies of an encoder that rotates
 PART_SECONDS = 0.02  # other requests wait for so long, or for one launch
 
 
+def encoder_program(
+    model: VisionModel, choose: ChooseLayout, kv: str = "f16"
+) -> tuple[Program, StepLayout, WeightPlan]:
+    """`choose`: a device's `weight_layout`."""
+    c, blocks = model.config, -(-model.config.max_patches // KV_BLOCK)
+    # Of a patch, the host gives pixels, learned positions if they are interpolated, and angles if it rotates.
+    width, angles = c.patch_dim + (c.dim if c.position_side else 0), c.head_dim if c.rotates else 0
+    kv_blocks = [blocks]
+    if c.window:
+        kv_blocks.append(blocks + c.max_windows)  # a window begins with a block
+    limits = StepLimits(
+        c.max_patches,
+        c.max_tokens,
+        c.max_windows,
+        blocks,
+        groups=len(kv_blocks),
+        input_width=width,
+        angles=angles,
+    )
+    layout = StepLayout(limits)
+    plan = WeightPlan({name: choose(*matrix) for name, matrix in model.matrices().items()})
+    shape = KVCacheShape(tuple(kv_blocks), "f16" if kv == "q8" else kv)
+    return lower(fuse(model.ops(), plan.layouts), plan, layout, shape), layout, plan
+
+
 class ImageEncoder:
     """`device`: where the language model will run. The encoder's memory is apart from that of the model's Program."""
 
     def __init__(self, model: VisionModel, device: Device, kv: str = "f16") -> None:
         """`kv`: the type of keys and values."""
         self.model, self.config, self.device = model, model.config, device.beside()
-        c, blocks = model.config, -(-model.config.max_patches // KV_BLOCK)
-        # Of a patch, the host gives pixels, learned positions if they are interpolated, and angles if it rotates.
-        width, angles = c.patch_dim + (c.dim if c.position_side else 0), c.head_dim if c.rotates else 0
-        kv_blocks = (
-            (blocks, blocks + c.max_windows) if c.window else (blocks,)
-        )  # a window begins with a block
-        limits = StepLimits(
-            c.max_patches,
-            c.max_tokens,
-            c.max_windows,
-            blocks,
-            groups=len(kv_blocks),
-            input_width=width,
-            angles=angles,
-        )
-        layout = StepLayout(limits)
+        self.program, layout, plan = encoder_program(model, device.weight_layout, kv)
+        c = self.config
         self._positions = model.values(POSITIONS) if c.position_side else None
-        plan = WeightPlan({name: device.weight_layout(*matrix) for name, matrix in model.matrices().items()})
-        ops = fuse(model.ops(), plan.layouts)
-        self.program = lower(ops, plan, layout, KVCacheShape(kv_blocks, "f16" if kv == "q8" else kv))
         validate_on(self.device, self.program)
         self.device.allocate(self.program)
         model.load(plan, self.device)
         self._inputs = StepInputs(layout, self.device.memory("step"))
         self._recording = self.device.record(self.program)
-        self._inputs.tables[0][:] = np.arange(blocks)
+        self._inputs.tables[0][:] = np.arange(layout.limits.blocks)
         self._groups = {i: c.group_of(layer) for i, layer in self._attention_layers()} if c.window else {}
         self._count = 1  # launches that are replayed together
         # By KV group, for each entry of the work list: the last position that it sees.

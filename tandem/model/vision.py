@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Self
@@ -156,13 +156,23 @@ def find_mmproj(model: Path) -> list[Path]:
     return found
 
 
+def open_beside(model: Path) -> VisionModel | None:
+    """Opens the vision encoder for a model beside it; None if there is none."""
+    for found in find_mmproj(model):
+        with suppress(TandemError), ExitStack() as opened:
+            vision = opened.enter_context(VisionModel.open(found))
+            with closing(GGUF.open(model)) as gguf:
+                vision.check_model(gguf)
+            opened.pop_all()
+            return vision
+    return None
+
+
 def sees(model: Path) -> bool:
     """Whether there is a vision encoder for a model beside it."""
-    for found in find_mmproj(model):
-        with suppress(TandemError), VisionModel.open(found) as vision, closing(GGUF.open(model)) as gguf:
-            vision.check_model(gguf)
-            return True
-    return False
+    if vision := open_beside(model):
+        vision.close()
+    return vision is not None
 
 
 def takes_images(model: Path) -> bool:

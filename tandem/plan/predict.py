@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from tandem.bench.hardware import Hardware
 from tandem.bench.step_cost import COUNTED_KERNELS, Step, min_cost, step_costs, weights_read
 from tandem.engine.engine import STEP_TOKENS
+from tandem.engine.image_encoder import encoder_program
 from tandem.engine.kv_size import HEADROOM, MIN_STATES, STATES_OF_SEQUENCE, plan_kv
 from tandem.errors import RequestError
 from tandem.kernels.abi import KV_BLOCK, KV_TYPES
@@ -22,6 +23,7 @@ from tandem.kernels.kernel import Cost
 from tandem.kernels.kv_layout import kv_bytes
 from tandem.kernels.panels import panel_layout
 from tandem.model.model import Model
+from tandem.model.vision import VisionModel
 from tandem.plan.rdna3 import FITTED, LaunchTime, gpu_of, launch_time
 from tandem.plan.rdna3_step import launches
 from tandem.program.fuse import fuse
@@ -82,7 +84,16 @@ class Planned:
 
     head: Planned | None = None
 
-    def __init__(self, model: Model, context: int, kv: str = "f16", *, mtp: bool = False) -> None:
+    def __init__(
+        self,
+        model: Model,
+        context: int,
+        kv: str = "f16",
+        *,
+        mtp: bool = False,
+        vision: VisionModel | None = None,
+    ) -> None:
+        """`vision`: the encoder of its images, which needs memory."""
         if not 1 <= context <= model.config.trained_context:
             raise RequestError(
                 f"a context of {context} is not possible with this model: use 1 to {model.config.trained_context}"
@@ -94,6 +105,10 @@ class Planned:
         if not mtp:
             model.config = replace(model.config, draft_layers=0)
         self.model, self.context, self.kv = model, context, kv
+        self.encoder_bytes = 0.0
+        if vision:
+            encoder, _, _ = encoder_program(vision, panel_layout, kv)
+            self.encoder_bytes = float(sum(encoder.arena_bytes.values()))
         self.config = model.config
         self.step_tokens = min(STEP_TOKENS, -(-context // KV_BLOCK) * KV_BLOCK)
         weights = WeightPlan(model.layouts(panel_layout))
@@ -145,6 +160,7 @@ class Planned:
             "inputs and results": float(
                 sum(size for name, size in arenas.items() if name.startswith(("step", "results")))
             ),
+            **({"vision encoder": self.encoder_bytes} if self.encoder_bytes else {}),
             "headroom": HEADROOM,
         }
         return Memory(parts, hardware.heaps)

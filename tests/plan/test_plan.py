@@ -18,12 +18,16 @@ from tandem.bench.hardware import NOT_RUN, RAN, Hardware, known_hardware, load_h
 from tandem.bench.step_cost import step_costs
 from tandem.cli import main
 from tandem.cli.plan import _print_step_down
+from tandem.engine.image_encoder import encoder_program
 from tandem.errors import DeviceError, ModelNotFoundError, RequestError
+from tandem.kernels.panels import panel_layout
 from tandem.model.synthetic import SyntheticModel
+from tandem.model.vision import VisionModel
 from tandem.plan.predict import Planned
 from tandem.plan.published_mtp import rate_of_share
 from tandem.plan.what_if import PlanOptions, experts, parameters, plan_of
 from tests.cli.tiny_model import write_tiny_model
+from tests.models.test_vision import GOLDENS as VISION
 
 pytestmark = pytest.mark.fast
 
@@ -50,6 +54,14 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
     assert main(["plan", *arguments, "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
+
+
+def test_the_encoder_beside_a_model_needs_memory(capsys: pytest.CaptureFixture[str]) -> None:
+    with VisionModel.open(VISION / "mmproj-gemma3.gguf") as vision:
+        encoder, _, _ = encoder_program(vision, panel_layout)
+    found = said(capsys, str(VISION / "gemma3.gguf"), "--hardware", "phoenix-780m", "-c", "128")
+    parts = found["plans"][0]["memory"]["parts"]
+    assert parts["vision encoder"] == sum(encoder.arena_bytes.values()) > 100_000
 
 
 def test_parameters_by_hand() -> None:
