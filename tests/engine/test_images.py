@@ -16,11 +16,14 @@ from tandem.engine import image_encoder, kv_snapshot
 from tandem.engine.images import Image, ImageSpan, images_in, sectioned_positions, whole_images
 from tandem.engine.input_processor import _cut_at_images
 from tandem.engine.kv_cache import extend_block_hashes
+from tandem.engine.load_options import DRAFT_HEAD, NO_DRAFT
 from tandem.engine.sampling import Sampled
 from tandem.errors import RequestError, TandemError, TemplateError, UnsupportedModelError
 from tandem.kernels.abi import KV_BLOCK
 from tandem.model.chat_template import ChatTemplate
 from tandem.model.encoders import gemma3
+from tests.engine.simulation import FixedCost
+from tests.models import draft_heads
 from tests.models.test_vision import GOLDENS, NAMES, load
 
 pytestmark = pytest.mark.fast
@@ -201,6 +204,20 @@ def test_preempted_requests_continue(family: str, alone: list[list[Sampled]]) ->
 def test_prompt_lookup_with_images(family: str, alone: list[list[Sampled]]) -> None:
     with opened(family, prompt_lookup=True) as llm:
         assert answers(llm, PROMPTS[4]) == [alone[4]]
+
+
+def test_the_draft_head_with_images(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its positions have sections, too; drafts change no bit of what is sampled."""
+    monkeypatch.setattr(draft_heads, "GOLDENS", GOLDENS)
+    path, found = draft_heads.write_with_draft_head(tmp_path / "qwen35.gguf", "qwen35"), []
+    for draft in (NO_DRAFT, DRAFT_HEAD):
+        options = {"device": "cpu", "threads": 2, "context": 256, "draft": draft}
+        with LLM(path, mmproj=GOLDENS / "mmproj-qwen35.gguf", **options) as llm:
+            if speculator := llm.engine.scheduler.speculator:
+                speculator.cost_model = FixedCost(0.001)
+            found.append(answers(llm, *PROMPTS))
+            assert not speculator or speculator.drafted > 20
+    assert found[0] == found[1]
 
 
 def test_structured_output_with_images(family: str) -> None:

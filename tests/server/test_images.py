@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import anthropic
@@ -58,6 +60,28 @@ def test_openai_chat_and_responses(server: Running) -> None:
         model="gemma3", input=[{"role": "user", "content": items}], max_output_tokens=3
     )
     assert response.usage and response.usage.input_tokens > counts[0] + 6
+
+
+def test_a_tool_is_called_after_an_image(tmp_path: Path) -> None:
+    for name in ("smolvlm.gguf", "mmproj-smolvlm.gguf"):
+        (tmp_path / name).write_bytes((GOLDENS / name).read_bytes())
+    properties = {"seen": {"enum": ["cat", "dog"]}}
+    schema = {"type": "object", "properties": properties, "required": ["seen"], "additionalProperties": False}
+    tool: Any = {"type": "function", "function": {"name": "say", "parameters": schema, "strict": True}}
+    picture: Any = [
+        {"type": "image_url", "image_url": {"url": URL}},
+        {"type": "text", "text": "A cat or a dog?"},
+    ]
+    arguments = (tmp_path / "smolvlm.gguf", "--device", "cpu", "--threads", "1")
+    with serving(tmp_path, *arguments, batch=2, context=1024, timeout=60, shutdown=2) as running:
+        client = openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0)
+        answer = client.chat.completions.create(
+            model="smolvlm", messages=[{"role": "user", "content": picture}], tools=[tool], tool_choice="required",
+            max_tokens=100,
+        )  # fmt: skip
+    [call] = answer.choices[0].message.tool_calls or []
+    assert call.type == "function" and call.function.name == "say"
+    assert json.loads(call.function.arguments)["seen"] in ("cat", "dog")
 
 
 def test_anthropic_and_ollama(server: Running) -> None:
