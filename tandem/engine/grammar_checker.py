@@ -19,7 +19,7 @@ from tandem.errors import OutOfMemoryError, QueueFullError, RequestError
 WALL = 2.0  # s of real time for a grammar
 # An ordinary grammar of 64 KiB takes 0.2 s of CPU time.
 QUICK, SLOW = JobLimits(0.02, WALL, 5), JobLimits(1.0, WALL, 10)
-MEMORY = 96 << 20  # bytes for grammars; ordinary ones take 40 MB at most
+MEMORY = 64 << 20  # bytes for a grammar; ordinary ones take 40 MB at most
 MAX_KNOWN = 1024  # grammars whose result is remembered
 TOO_COMPLEX = (OUT_OF_TIME, *CRASHED)  # time, memory or stack
 

@@ -39,8 +39,9 @@ const PARTS = { role: "string", content: "string", model: "string", reasoning: "
   partial: "boolean", stopped: "boolean", cut: "boolean" };
 
 /** The parts of a message that are known and of the right type: others would stop the page when it is shown. */
-function rightParts({ thought, files, stats, ...message }) {
-  const parts = { reasoning: thought, ...message }; // `thought` was saved by older versions
+function rightParts({ files, stats, ...message }) {
+  const { thought: reasoning } = message; // saved by older versions
+  const parts = { reasoning, ...message };
   const right = Object.fromEntries(Object.entries(PARTS).filter(([name, type]) => typeof parts[name] === type)
     .map(([name]) => [name, parts[name]]));
   const kept = (Array.isArray(files) ? files : []).filter((file) => typeof file?.name === "string"
