@@ -14,11 +14,15 @@ from tandem import LLM
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.engine.engine import Engine
 from tandem.engine.params import SamplingParams
-from tandem.kernels.abi import KV_BLOCK
+from tandem.kernels import delta_rule, short_conv, ssm_scan
+from tandem.kernels.abi import CHUNK_INTS, CHUNK_SOURCE, KV_BLOCK
+from tandem.kernels.kernel import Kernel
+from tandem.kernels.states import NO_STATE
 from tandem.model.model import open_model
 from tests.engine.simulation import FixedCost
 from tests.engine.test_hybrid import RandomDrafts
 from tests.models.test_reference import GOLDENS
+from tests.vulkan.harness import cases_of, run_kernel
 
 RANDOM = np.random.default_rng(3)
 PROMPTS = [RANDOM.integers(0, 260, length).tolist() for length in (90, 1, 17, 64, 33, 5)]
@@ -116,3 +120,26 @@ def test_layers_on_two_devices_keep_states_of_their_own(lavapipe: str) -> None:
     with load("qwen35", f"{lavapipe},cpu") as llm:
         assert answers(llm, PROMPTS) == expected
         assert answers(llm, PROMPTS) == expected and llm.stats().cached_prompt_tokens > 0
+
+
+@pytest.mark.parametrize(
+    "kernel", [delta_rule.KERNEL, short_conv.KERNEL, ssm_scan.KERNEL], ids=lambda k: k.name
+)
+def test_a_cut_changes_no_bit(device: VulkanDevice, kernel: Kernel) -> None:
+    """The longest case in one chunk, and in two with the state between them in a slot."""
+    case = max(cases_of(kernel), key=lambda c: c.counts["tokens"] if c.counts["work"] == 2 else 0)
+    tokens, sequences = case.counts["tokens"], int(case.scalars["sequences"])
+    whole = run_kernel(device, kernel, case)
+    first_slot = case.arrays["chunks"][CHUNK_SOURCE]
+    last_slot = case.arrays["chunks"][CHUNK_INTS * sequences + tokens - 1]
+    for cut in (1, 7, 16, tokens - 1):
+        arrays = {name: array.copy() for name, array in case.arrays.items()}
+        for begin, end, source, target in ((0, cut, first_slot, 1), (cut, tokens, 1, last_slot)):
+            chunks = np.zeros_like(arrays["chunks"])
+            chunks[: CHUNK_SOURCE + 1] = begin, end - begin, source
+            chunks[CHUNK_INTS * sequences :] = NO_STATE
+            chunks[CHUNK_INTS * sequences + end - 1] = target
+            arrays["chunks"] = chunks
+            arrays |= run_kernel(device, kernel, replace(case, arrays=arrays))
+        assert np.array_equal(arrays["out"], whole["out"], equal_nan=True), cut
+        assert (arrays["state"][last_slot] == whole["state"][last_slot]).all(), cut
