@@ -85,7 +85,10 @@ def measure(engine: Engine, batch: int, rate: float, rounds: int, tokens: int) -
     right = RightTokens(head.propose)
     right.rate = rate
     head.propose = right  # type: ignore[method-assign]
-    speculator, speeds = Speculator(head), {True: list[float](), False: list[float]()}
+    speculator, speeds = (
+        Speculator(head, clock=time.perf_counter),
+        {True: list[float](), False: list[float]()},
+    )
     for number in range(rounds + 1):  # the first is a warm-up: it measures the times of steps
         scheduler.speculator = engine.draft_head = None
         plain, sequences = run(engine, batch, tokens, number)
@@ -150,7 +153,15 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=24, metavar="N", help="of the model (24)")
     parser.add_argument("--threads", type=int, default=2, metavar="N")
     parser.add_argument("--output", type=Path)
+    parser.add_argument(
+        "--cpu-time",
+        action="store_true",
+        help="count the time that one thread computes: where others use the machine",
+    )
     options = parser.parse_args()
+    if options.cpu_time:
+        options.threads = 1
+        time.perf_counter = time.process_time  # also that by which the engine learns
     model, device = SyntheticModel(SHAPE, options.layers), CPUDevice(options.threads)
     model.config = replace(model.config, vocab=VOCAB)
     batches = [int(batch) for batch in options.batches.split(",")]

@@ -68,7 +68,7 @@ class AcceptanceRate:
 
     def __init__(self, prior: float, window: int = WINDOW) -> None:
         self.rate, self._window = prior, window
-        self._seen = window // 2  # the weight of the prior, in tokens
+        self._seen = WINDOW // 2  # the weight of the prior, in tokens
 
     def learn(self, drafted: int, accepted: int, weight: int = 1) -> None:
         """Updates the rate. Tokens after the first rejected one do not count: they were not verified."""
