@@ -1,9 +1,10 @@
 """Expands activations to float16 in scratch memory, in the order that cooperative matrix matmuls read.
 
 For GPUs only, before such a matmul. Activations are int8, or with 16-bit float weights float32 (NAME_f32).
-`expand_coopmat` writes float16 [tokens][columns], both padded to whole tiles; `expand_coopmat_reg` writes them in the
-order in which the lanes of a subgroup load them. `expand_slots` and `expand_expert_tokens` write the slots or tokens of
-experts' matmuls in whole tiles, in use or not. All are entry points of coopmat_activations.slang.
+`expand_coopmat` writes float16 [tokens][columns]: tokens padded to whole tiles, columns by `padded_columns`.
+`expand_coopmat_reg` writes them in the order in which the lanes of a subgroup load them. `expand_slots` and
+`expand_expert_tokens` write the slots or tokens of experts' matmuls in whole tiles, in use or not.
+All are entry points of coopmat_activations.slang.
 """
 
 from __future__ import annotations

@@ -379,7 +379,8 @@ def covered_tokens(scalars: Scalars, tokens: int) -> int:
 
 
 def padded_columns(columns: float) -> int:
-    return -(-int(columns) // 64) * 64
+    """An odd number of cache lines of 64: rows that are a large power of two apart put each other out of the cache."""
+    return (-(-int(columns) // 64) | 1) * 64
 
 
 def expand_coopmat(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.bench.hardware import load_hardware
+from tandem.kernels.matmul_dispatch import padded_columns
 from tandem.kernels.panels import LAYOUTS
 from tandem.model.synthetic import SHAPES, SyntheticModel
 from tandem.plan.predict import Planned
-from tandem.plan.rdna3 import FITTED, SIMDS, LaunchWork, RDNA3Gpu, gpu_of, launch_time, lines_kept
+from tandem.plan.rdna3 import FITTED, L2_LINE, SIMDS, LaunchWork, RDNA3Gpu, gpu_of, launch_time, lines_kept
 from tandem.plan.rdna3_counts import FIELDS, FILE
 from tandem.plan.rdna3_step import launches
 from tandem.plan.what_if import PlanOptions, plan_of
@@ -104,6 +105,15 @@ def test_activations_that_put_each_other_out_are_read_by_each_tile_of_rows() -> 
     assert replace(work, input_stride=16 << 10).memory_bytes(gpu) == 5e8
     assert replace(work, input_stride=32 << 10).memory_bytes(gpu) == 5e8 + 99 * 1e7
     assert replace(work, input_stride=32 << 10, tile_tokens=64).memory_bytes(gpu) == 5e8
+
+
+def test_our_activations_stay_in_the_l2() -> None:
+    """Those of prompts, in float16."""
+    gpu = gpu_of(PHOENIX)
+    assert gpu
+    for columns in (576, 2048, 4096, 5376, 8192, 14336, 28672, 29568):
+        stride = 2 * padded_columns(columns)
+        assert stride >= 2 * columns and lines_kept(stride, gpu) == gpu.l2_bytes // L2_LINE
 
 
 @pytest.mark.parametrize("layout", [*LAYOUTS, "q4_k_m"])
