@@ -71,6 +71,7 @@ def run(
         "profiles": {w.label: launches(profile(bench, w)) for w in workloads} if profiled else {},
         "peer": other.about if other else None,
         "comparison": None,
+        "images": [],
         "notes": [
             *sensors.notes,
             *(

@@ -67,6 +67,16 @@ class Row(TypedDict):
     why: str  # the reason why it is not valid, or ""
 
 
+class ImageRow(TypedDict):
+    """Requests with one image each, a square, with `--images`."""
+
+    side: int  # pixels
+    tokens: int  # of the image
+    encoding: float  # median seconds until it is encoded
+    ttft: float  # median seconds until the first token
+    seconds: list[float]  # until the first token, of each round
+
+
 class Launches(TypedDict):
     """The launches of one kernel for the same value in all layers of a step. Each was timed alone."""
 
@@ -131,4 +141,5 @@ class BenchResult(TypedDict):
     profiles: dict[str, list[Launches]]  # by label of the row: launches of its first step, longest first
     peer: Peer | None
     comparison: list[Compared] | None  # with `--compare`
+    images: list[ImageRow]  # with `--images`
     notes: list[str]  # sentences about the whole run: unreadable sensors, differences to the compared run

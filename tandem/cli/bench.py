@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any, cast
 
 from tandem.bench.benchmark import run
+from tandem.bench.images import time_images
 from tandem.bench.peers.peer import LlamaCpp, check_peer
-from tandem.bench.result import SCHEMA, BenchResult
+from tandem.bench.result import SCHEMA, BenchResult, ImageRow
 from tandem.bench.rounds import Workload
 from tandem.bench.rows import compare, unlike
 from tandem.cli.bench_tables import print_csv, print_markdown, print_tables
@@ -23,6 +24,7 @@ from tandem.devices.backends import check_device, check_timed
 from tandem.errors import RequestError
 from tandem.model.model import Model, open_model
 from tandem.model.synthetic import SyntheticModel
+from tandem.model.vision import open_beside, sees
 from tandem.settings import read_settings
 
 
@@ -34,6 +36,8 @@ def main(options: argparse.Namespace) -> int:
     file = None if options.synthetic else model_file(options.model)
     model: Model = open_model(file) if file else SyntheticModel(options.synthetic)
     _check_length(workloads, model.config.trained_context)
+    if options.images and file and not sees(file):
+        raise RequestError("--images needs the vision encoder beside the model: fetch its mmproj file")
     if file:
         tune_at_first_use(options.device, file, options.no_tune)
     device = open_with_npu(
@@ -68,6 +72,8 @@ def main(options: argparse.Namespace) -> int:
             result["notes"].append(f"partitions: {device.describe()}")
     finally:
         device.close()
+    if options.images and file:
+        result["images"] = _images(options, file)
     if older:
         result["comparison"] = compare(result, older)
         result["notes"] += unlike(result, older)
@@ -81,10 +87,29 @@ def main(options: argparse.Namespace) -> int:
     return 0
 
 
+def _images(options: argparse.Namespace, file: Path) -> list[ImageRow]:
+    """Times images, in an engine of its own that has the encoder, too."""
+    vision = open_beside(file)
+    assert vision
+    device = open_with_npu(
+        options.npu,
+        options.device,
+        threads=options.threads,
+        gpu_memory=options.gpu_memory and options.gpu_memory * 1e9,
+    )
+    try:
+        return time_images(open_model(file), device, vision, options.images, options.rounds, options.kv)
+    finally:
+        device.close()
+        vision.close()
+
+
 def _check(options: argparse.Namespace) -> None:
     """Refuses wrong options before a model is downloaded."""
     if options.against and options.synthetic:
         raise UsageError("--against llama.cpp needs a file: give a MODEL instead of --synthetic")
+    if options.images and options.synthetic:
+        raise UsageError("--images needs a file: give a MODEL instead of --synthetic")
     if options.peer and not options.against:
         raise UsageError("--peer has no effect without a comparison: add --against llama.cpp")
     if options.csv and options.profile:

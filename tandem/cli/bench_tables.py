@@ -12,6 +12,7 @@ from tandem.cli.terminal import human_size, print_table
 Table = Callable[[Sequence[str], Sequence[Sequence[str]]], None]
 PROFILE = ("KERNEL", "VALUE", "LAUNCHES:", "US/LAUNCH:", "TIME:", "MB:", "GB/S:", "TOP/S:")
 COMPARED = ("TEST", "OLD TOK/S:", "NEW TOK/S:", "NEW/OLD:", "95%:", "VERDICT")
+IMAGES = ("IMAGE", "TOKENS:", "ENCODED MS:", "TTFT MS:")
 UNITS = {unit.lower(): unit for unit in ("GB/s", "TOP/s", "MB", "J/tok")}  # lower-case gb would be gigabits
 CSV = (
     "label", "kind", "tokens", "batch", "depth", "steps", "rounds", "tokens_per_s", "low", "high", "ttft_s", "gb_per_s",
@@ -62,6 +63,13 @@ def _print(result: BenchResult, table: Table, bullet: str = "") -> None:
         print()
     for line in said:
         print(bullet + line)
+    if result["images"]:
+        print()
+        table(IMAGES, [
+            [f"{each['side']} x {each['side']}", str(each["tokens"]),
+             *(f"{seconds * 1e3:.1f}" for seconds in (each["encoding"], each["ttft"]))]
+            for each in result["images"]
+        ])  # fmt: skip
     if result["comparison"]:
         print()
         table(COMPARED, [_compared(each) for each in result["comparison"]])

@@ -260,6 +260,13 @@ def _bench(commands: Any) -> None:
         choices=("llama.cpp",),
         help="run llama.cpp in alternating rounds (needs llama-cpp-python)",
     )
+    bench.add_argument(
+        "--images",
+        type=positives,
+        default=(),
+        metavar="N,N",
+        help="also time the first token after an image of N x N pixels",
+    )
     bench.add_argument("--peer", metavar="PYTHON", help="the Python that has llama-cpp-python (this one)")
     bench.add_argument("--html", type=Path, metavar="FILE", help="also write an HTML page with plots")
     form = bench.add_mutually_exclusive_group()
