@@ -10,7 +10,7 @@ from typing import BinaryIO
 
 from tandem.convert.families import FAMILIES, Family
 from tandem.convert.hf_config import HFConfig
-from tandem.convert.metadata import model_keys, rope_tensors
+from tandem.convert.metadata import encoder_keys, model_keys, rope_tensors
 from tandem.convert.safetensors import Safetensors, read_json
 from tandem.convert.tensors import Output, outputs, vector
 from tandem.convert.vocabulary import tokenizer_keys
@@ -49,6 +49,7 @@ def convert(
         keys: dict[str, Value] = {"general.architecture": family.architecture}
         keys |= {"general.name": folder.resolve().name, "general.file_type": FILE_TYPES[type]}
         keys |= {f"{family.architecture}.{key}": value for key, value in model_keys(c, family).items()}
+        keys |= encoder_keys(folder, c, family)
         keys |= tokenizer_keys(folder, named[EMBEDDING].shape[0])
         wanted: dict[str, Value | None] = {**keys, **(changed or {})}
         keys = {key: value for key, value in wanted.items() if value is not None}

@@ -6,13 +6,14 @@ The names, keys and changes of weights are those that llama.cpp reads.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from tandem.convert.hf_config import HFConfig
 from tandem.gguf.write import Value
 
 Keys = dict[str, Value]
+MEAN, CLS, LAST, RANK = range(1, 5)  # `pooling_type`
 
 
 class Experts(NamedTuple):
@@ -89,6 +90,34 @@ GPT_OSS_NAMES: Names = {
 GLM4_NORMS: Names = {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}
 
 
+# BERT, after the names of its layers and of what is around them have become those of other models (tensors.py).
+BERT_NAMES: Names = {
+    "attention.self.query": "attn_q",
+    "attention.self.key": "attn_k",
+    "attention.self.value": "attn_v",
+    "attention.output.dense": "attn_output",
+    "attention.output.LayerNorm": "attn_output_norm",
+    "intermediate.dense": "ffn_up",
+    "output.dense": "ffn_down",
+    "output.LayerNorm": "layer_output_norm",
+}
+NOMIC_BERT_NAMES: Names = {
+    "attn.Wqkv": "attn_qkv",
+    "attn.out_proj": "attn_output",
+    "mlp.fc11": "ffn_up",
+    "mlp.fc12": "ffn_gate",
+    "mlp.fc2": "ffn_down",
+    "norm1": "attn_output_norm",
+    "norm2": "layer_output_norm",
+}
+BERT_MODEL = {
+    "embeddings.word_embeddings": "token_embd",
+    "embeddings.position_embeddings": "position_embd",
+    "embeddings.token_type_embeddings": "token_types",
+    "embeddings.LayerNorm": "token_embd_norm",
+}
+
+
 def _no_keys(c: HFConfig) -> Keys:
     return {}
 
@@ -103,6 +132,8 @@ class Family:
     layer_norm: bool = False
     defaults: dict[str, Any] = field(default_factory=dict)  # of fields that config.json may leave out
     required: dict[str, Any] = field(default_factory=dict)  # values that files of this architecture imply
+    model: dict[str, str] = field(default_factory=lambda: MODEL)  # names outside of layers
+    pooling: int = 0  # `pooling_type` of a model that embeds or ranks texts, if its folder does not say
 
 
 def window(c: HFConfig) -> Keys:
@@ -213,7 +244,25 @@ def sections(c: HFConfig) -> Keys:
     return {"rope.dimension_sections": [*found, 0]}
 
 
+def bert(c: HFConfig) -> Keys:
+    return {"attention.causal": False}
+
+
+def nomic_bert(c: HFConfig) -> Keys:
+    return bert(c) | {"rope.freq_base": c.numbers("rope_theta", [c.rope()["rope_theta"]])[0]}
+
+
 LLAMA = Family("llama", window, reordered=True)
+BERT_IMPLIES = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
+BERT = Family(
+    "bert", bert, BERT_NAMES, layer_norm=True, required=BERT_IMPLIES, model=BERT_MODEL, pooling=MEAN
+)
+BERT_RANKS = replace(
+    BERT,
+    required=BERT_IMPLIES,
+    model=BERT_MODEL | {"pooler.dense": "cls", "classifier": "cls.output"},
+    pooling=RANK,
+)
 GEMMA3 = Family(
     "gemma3",
     gemma3,
@@ -237,6 +286,8 @@ MISTRAL3 = Family("mistral3", mistral3, reordered=True)
 
 # By the first of `architectures` in config.json.
 FAMILIES: dict[str, Family] = {
+    "BertForSequenceClassification": BERT_RANKS,
+    "BertModel": BERT,
     "Cohere2ForCausalLM": Family("cohere2", cohere2, layer_norm=True, defaults={"tie_word_embeddings": True}),
     "Ernie4_5ForCausalLM": Family("ernie4_5"),
     "Ernie4_5_MoeForCausalLM": Family("ernie4_5-moe", ernie4_5_moe),
@@ -261,6 +312,15 @@ FAMILIES: dict[str, Family] = {
     "MixtralForCausalLM": LLAMA,
     "Olmo2ForCausalLM": Family("olmo2", names=POST_NORMS),
     "Olmo3ForCausalLM": Family("olmo2", window_and_pattern, POST_NORMS),
+    "NomicBertModel": Family(
+        "nomic-bert",
+        nomic_bert,
+        NOMIC_BERT_NAMES,
+        layer_norm=True,
+        required={"hidden_act": "silu"},
+        model=BERT_MODEL | {"emb_ln": "token_embd_norm"},
+        pooling=MEAN,
+    ),
     "OlmoeForCausalLM": Family("olmoe", required={"norm_topk_prob": False}),
     "Phi3ForCausalLM": Family("phi3", phi3),
     "Qwen2ForCausalLM": Family("qwen2", required={"use_sliding_window": False}),

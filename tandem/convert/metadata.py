@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from tandem.convert.families import Family, Keys
+from tandem.convert.families import CLS, LAST, MEAN, RANK, Family, Keys
 from tandem.convert.hf_config import HFConfig
+from tandem.convert.safetensors import read_json
 from tandem.errors import UnsupportedModelError
 from tandem.kernels.kernel import Array
 
@@ -32,6 +34,8 @@ def model_keys(c: HFConfig, family: Family) -> Keys:
     }
     if c.get("head_dim"):
         keys |= {"attention.key_length": c.head_dim, "attention.value_length": c.head_dim}
+    if family.pooling:
+        return keys | family.keys(c)
     return keys | _expert_keys(c) | rope_keys(c, family) | family.keys(c)
 
 
@@ -44,6 +48,25 @@ def _expert_keys(c: HFConfig) -> Keys:
         "expert_used_count": c.count("num_experts_per_tok", "moe_k", "moe_topk"),
         "expert_feed_forward_length": c.count("moe_intermediate_size", "intermediate_size"),
     }
+
+
+def encoder_keys(folder: Path, c: HFConfig, family: Family) -> Keys:
+    """Of a model that embeds or ranks texts: how a text's vector is computed from its tokens, as a file of
+    sentence-transformers says, and how many types of tokens there are."""
+    path, kind = folder / "1_Pooling" / "config.json", family.pooling
+    if path.exists() and kind != RANK:
+        modes = read_json(path)
+        kinds = {"mean_tokens": MEAN, "cls_token": CLS, "lasttoken": LAST}
+        chosen = [number for name, number in kinds.items() if modes.get(f"pooling_mode_{name}") is True]
+        if len(chosen) != 1:
+            raise UnsupportedModelError(
+                f"{path} pools in a way that this version does not: use another model"
+            )
+        kind = chosen[0]
+    keys: Keys = {f"{family.architecture}.pooling_type": kind} if kind else {}
+    if types := c.count("type_vocab_size", default=0):
+        keys["tokenizer.ggml.token_type_count"] = types
+    return keys
 
 
 def rope_keys(c: HFConfig, family: Family) -> Keys:

@@ -23,6 +23,8 @@ MAX_HEADER = 100_000_000  # bytes; the limit of the format's own reader
 MAX_JSON = 64 << 20  # bytes of other files; the largest tokenizer.json have 35 MB
 MAX_TENSORS = 1 << 20
 MAX_DIMENSIONS = 5
+# The text of the header, and numbers that BERT's folders have among its weights: 0, 1, 2 ...
+NO_TENSORS = {"__metadata__", "embeddings.position_ids", "bert.embeddings.position_ids"}
 ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "U8": 1}
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 
@@ -140,7 +142,7 @@ def _header(file: DiskFile) -> dict[str, StoredTensor]:
         raise fail("the header is not JSON") from None
     if not isinstance(entries, dict) or len(entries) > MAX_TENSORS:
         raise fail("the header is not a list of tensors")
-    entries.pop("__metadata__", None)
+    entries = {name: entry for name, entry in entries.items() if name not in NO_TENSORS}
     begin = 8 + length
     return {name: _tensor(file, name, entry, begin, fail) for name, entry in entries.items()}
 

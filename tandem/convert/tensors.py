@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from tandem.convert.families import LAYER, MODEL, Experts, Family, Stacked
+from tandem.convert.families import LAYER, Experts, Family, Stacked
 from tandem.convert.hf_config import HFConfig
 from tandem.convert.safetensors import Safetensors
 from tandem.errors import ConversionError
@@ -28,6 +28,7 @@ EXPERT = re.compile(r"\.experts\.(\d{1,5})\.")
 IGNORED = re.compile(
     r"(model\.)?(vision_tower|multi_modal_projector|visual|vision_model|connector)\.|.*rotary_emb\.inv_freq$"
 )
+IN_FLOAT32 = ("ffn_gate_inp.weight", "position_embd.weight", "token_types.weight")
 ORDER = ("token_embd", "output", "output_norm", "rope")  # before the layers
 
 
@@ -44,13 +45,13 @@ class Output:
         return NewTensor(self.name, self._format(type, head), self.shape)
 
     def _format(self, type: Format, head: str) -> Format:
-        """Returns the format: vectors, biases and routers have few values, and keep their precision.
+        """Returns the format: vectors, biases, routers and BERT's positions have few values, and keep their precision.
 
         `head`: the tensor of the LM head. As in llama.cpp's Q4_0 files, it has 6 bits.
         """
         if self.packed:
             return by_name("MXFP4")
-        if len(self.shape) == 1 or self.name.endswith((".bias", "ffn_gate_inp.weight")):
+        if len(self.shape) == 1 or self.name.endswith((".bias", *IN_FLOAT32)):
             return by_name("F32")
         if type.name == "Q4_0" and self.name == head:
             type = by_name("Q8_0" if self.shape[-1] % 256 else "Q6_K")
@@ -94,15 +95,17 @@ class _Plan:
         """Adds the tensor, or tensors, that `stored` becomes."""
         name = re.sub(r"^(language_model\.model|model\.language_model|model\.text_model)\.", "model.", stored)
         name = name.removeprefix("language_model.")
-        if IGNORED.match(name):
+        name = re.sub(r"^(bert\.)?encoder\.layers?\.", "model.layers.", name).removeprefix("bert.")
+        name = re.sub(r"^(layers|embed_tokens|norm)\.", r"model.\1.", name)  # of a model without its head
+        if IGNORED.match(name) or (name.startswith("pooler.") and "pooler.dense" not in self.family.model):
             return
         stem, _, kind = name.rpartition(".")
         if kind not in ("weight", "bias"):
             stem, kind = name, "bias" if name.endswith("bias") else "weight"
         if stem == "lm_head" and self._tied:
             return  # the same as the embedding
-        if stem in MODEL:
-            self._plain(f"{MODEL[stem]}.{kind}", stored)
+        if stem in self.family.model:
+            self._plain(f"{self.family.model[stem]}.{kind}", stored)
         elif (found := LAYER_NAME.fullmatch(stem)) is None:
             self._fail_unknown(stored)
         elif int(found[1]) < self.c.layers:  # layers at the end draft tokens; they are not run

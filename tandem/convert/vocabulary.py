@@ -24,6 +24,7 @@ MAX_VOCABULARY = 1 << 22
 NO_SCORE = -1e4  # of a token that no merge makes: text never becomes it
 Keys = dict[str, Value]
 SPECIAL = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}  # names in GGUF files
+SPECIAL_OF_BERT = {"cls": "cls", "sep": "seperator", "mask": "mask"}
 
 
 def tokenizer_keys(folder: Path, vocab_size: int) -> Keys:
@@ -53,7 +54,8 @@ def tokenizer_keys(folder: Path, vocab_size: int) -> Keys:
     keys |= {"tokenizer.ggml.token_type": [type for _, _, type in listed]}
     if keys["tokenizer.ggml.model"] == "llama":
         keys |= {"tokenizer.ggml.scores": [score for _, score, _ in listed]}
-    keys |= _special_ids(folder, options, ids)
+    special = SPECIAL | (SPECIAL_OF_BERT if keys["tokenizer.ggml.model"] == "bert" else {})
+    keys |= _special_ids(folder, options, ids, special)
     if (adds := _adds_bos(whole, options)) is not None:
         keys |= {"tokenizer.ggml.add_bos_token": adds}
     if isinstance(adds_eos := options.get("add_eos_token"), bool):
@@ -78,15 +80,20 @@ def _from_json(whole: dict[str, Any], path: Path) -> tuple[Tokens, Keys]:
     model = model if isinstance(model, dict) else {}
     # Old files leave the type out; only BPE has merges.
     kind = model.get("type") or ("BPE" if "merges" in model else "of no type")
-    if kind != "BPE":
+    if kind not in ("BPE", "WordPiece"):
         raise UnsupportedModelError(
-            f"{path}: the tokenizer is {label(str(kind))}; this version converts BPE and SentencePiece's BPE"
+            f"{path}: the tokenizer is {label(str(kind))}; this version converts BPE, SentencePiece's BPE and WordPiece"
         )
     vocabulary, merges = model.get("vocab"), list(_merges(model.get("merges"), path))
     if not isinstance(vocabulary, dict) or len(vocabulary) > MAX_VOCABULARY:
         raise ConversionError(f"{path}: there is no vocabulary: fetch it again")
     if not all(type(id) is int and 0 <= id < MAX_VOCABULARY for id in vocabulary.values()):
         raise ConversionError(f"{path}: the ids of tokens are no numbers: fetch it again")
+    if kind == "WordPiece":
+        return _word_pieces(vocabulary, model), {
+            "tokenizer.ggml.model": "bert",
+            "tokenizer.ggml.pre": "default",
+        }
     if model.get("byte_fallback"):  # made of a SentencePiece model: the first merges have the best scores
         scores: dict[str, float] = {}
         for rank, (left, right) in enumerate(merges):
@@ -101,6 +108,20 @@ def _from_json(whole: dict[str, Any], path: Path) -> tuple[Tokens, Keys]:
     tokens = {id: (text, 0.0, NORMAL) for text, id in vocabulary.items()}
     keys = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": pre_tokenizer_name(whole, path)}
     return tokens, keys | {"tokenizer.ggml.merges": [f"{left} {right}" for left, right in merges]}
+
+
+def _word_pieces(vocabulary: dict[str, int], model: dict[str, Any]) -> Tokens:
+    """A token that begins a word gets a mark, and one that goes on loses its own; those in brackets are no text."""
+    unknown, mark = model.get("unk_token"), model.get("continuing_subword_prefix", "##")
+
+    def spelled(text: str) -> str:
+        if text.startswith("[") and text.endswith("]"):
+            return text
+        return text.removeprefix(mark) if text.startswith(mark) else f"\u2581{text}"
+
+    return {
+        id: (spelled(text), 0.0, UNKNOWN if text == unknown else NORMAL) for text, id in vocabulary.items()
+    }
 
 
 def _merges(listed: Any, path: Path) -> Iterator[tuple[str, str]]:
@@ -154,11 +175,11 @@ def _added(*files: dict[str, Any]) -> Iterator[tuple[int, str, int]]:
             yield id, text, USER_DEFINED
 
 
-def _special_ids(folder: Path, options: dict[str, Any], ids: dict[str, int]) -> Keys:
+def _special_ids(folder: Path, options: dict[str, Any], ids: dict[str, int], special: dict[str, str]) -> Keys:
     """The special tokens as tokenizer_config.json names them, or else as config.json numbers them."""
     config, keys = read_json(folder / "config.json"), Keys()
     generation = _optional(folder / "generation_config.json")
-    for name, ours in SPECIAL.items():
+    for name, ours in special.items():
         text = options.get(f"{name}_token")
         text = text.get("content") if isinstance(text, dict) else text
         id = ids.get(text) if isinstance(text, str) else None

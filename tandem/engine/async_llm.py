@@ -11,7 +11,7 @@ import math
 import os
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing, suppress
 from dataclasses import replace
@@ -23,6 +23,7 @@ from tandem.engine.input_processor import Message
 from tandem.engine.llm import LLM
 from tandem.engine.output import OutputReader, Result, Token
 from tandem.engine.params import CONSTRAINTS
+from tandem.engine.text_encoder import TextTokens
 from tandem.errors import (
     DeadlineError,
     DeviceError,
@@ -141,11 +142,25 @@ class AsyncLLM:
             self._constraints if is_constrained else None, work
         )
 
-    async def embed(self, prompt: str | list[int], *, pooling: str = "mean") -> Array:
-        """Returns a vector of length 1 for a text, like LLM.embed. Other requests are served meanwhile."""
-        parts = await asyncio.to_thread(self.llm.embedding, prompt, pooling)
-        vectors: list[Array] = [vector async for vector in self._receive(_Outbox(parts))]
-        return vectors[0]
+    async def embed(
+        self,
+        prompt: str | list[int] | list[str] | list[list[int]],
+        *,
+        pooling: str | None = None,
+        truncate: bool = False,
+    ) -> Array:
+        """Returns a vector of length 1 for a text, or one for each, like LLM.embed. Other requests are served
+        meanwhile."""
+        parts = await asyncio.to_thread(self.llm.embedding, prompt, pooling, truncate=truncate)
+        return await self._result(parts)
+
+    async def rerank(self, pairs: Sequence[TextTokens]) -> Array:
+        """Returns the scores of pairs that `LLM.pair` has made. Other requests are served meanwhile."""
+        return await self._result(self.llm.ranking(pairs))
+
+    async def _result(self, parts: Generator[Array | None]) -> Array:
+        results: list[Array] = [result async for result in self._receive(_Outbox(parts))]
+        return results[0]
 
     async def close(self) -> None:
         """Ends the requests that are left, and frees everything."""
@@ -286,7 +301,7 @@ class AsyncLLM:
         self._deliver(items)
 
     def _embed(self) -> list[tuple[_Outbox, Any]]:
-        """Runs one part of the first embedding."""
+        """Runs one part of the first embedding, which then goes behind the others."""
         first = next(iter(self._embeddings))
         assert not isinstance(first.work, OutputReader)
         result: Array | BaseException | None
@@ -294,9 +309,10 @@ class AsyncLLM:
             result = self._driver.forward(first.work)
         except RequestError as error:
             result = error
-        if result is None:
-            return []
         del self._embeddings[first]
+        if result is None:
+            self._embeddings[first] = None
+            return []
         return [(first, result), (first, None)]
 
     def _begin(self, outbox: _Outbox) -> None:

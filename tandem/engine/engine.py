@@ -31,6 +31,7 @@ from tandem.engine.scheduler import PrefillBudget, Scheduler
 from tandem.engine.sequence import Chunk, Sequence
 from tandem.engine.speculation import Proposer, Speculator, accept_draft
 from tandem.engine.stats import EngineStats, read_stats
+from tandem.engine.text_encoder import TextEncoder
 from tandem.errors import ContextError, DeviceError, OutOfMemoryError, RequestError
 from tandem.interrupts import deferred
 from tandem.kernels.abi import KV_BLOCK, Q8_BLOCK, RESULT_INTS
@@ -97,6 +98,8 @@ class Engine:
         self._out_of_band_row = scheduler.reserve_table_row()
         self.encoder = encoder  # None: the model takes no images
         self.draft_head = draft_head  # the model's own, if it is the proposer
+        # Of a model that embeds and ranks texts, and generates none.
+        self.text_encoder: TextEncoder | None = None
         self.images = ImageCache()
         self._encoding: tuple[Image, Iterator[Array | None]] | None = None
         self.disk: DiskCache | None = None  # set by DiskCache.open, here and in the scheduler
@@ -128,6 +131,8 @@ class Engine:
         if not draft_head:
             model.config = replace(model.config, draft_layers=0)
         config, passes = model.config, tuple(passes)
+        if config.encodes:
+            return cls._load_encoder(model, device, context, kv)
         limits = step_limits(model, device, context, batch, ROWS_FOR_DRAFTS if proposer or draft_head else 0)
         encoder = None
         if vision:
@@ -178,7 +183,24 @@ class Engine:
         ]
         return cls(model, device, program, cache, scheduler, step_slots, context, encoder, head)
 
+    @classmethod
+    def _load_encoder(cls, model: Model, device: Device, context: int, kv: str) -> Self:
+        """An engine without a KV cache, which runs no steps: forwards are out of band."""
+        encoder, windows = TextEncoder(model, device, context, kv), model.config.windows
+        limits, cache = step_limits(model, device, context, 1, 0), KVCache(windows, (0,) * len(windows))
+        engine = cls(model, device, encoder.program, cache, Scheduler(limits, cache), [], context)
+        engine.text_encoder = encoder
+        return engine
+
     # ---- requests
+
+    def check_generates(self) -> None:
+        """Raises RequestError if the model only embeds and ranks texts."""
+        if self.text_encoder:
+            raise RequestError(
+                f"a {self.model.config.architecture} model embeds and ranks texts, and generates none: use embed or "
+                "rerank, or another model"
+            )
 
     @property
     def max_sequences(self) -> int:
@@ -201,13 +223,14 @@ class Engine:
         constraint: Constraint | None = None,
     ) -> Sequence:
         """Checks a request and makes its Sequence, which is not queued yet."""
+        self.check_generates()
         config = self.model.config
         if len(prompt) >= self.context:
             raise ContextError(
                 f"the prompt has {len(prompt)} tokens and the context holds {self.context}, at least one of them for "
                 f"the output: shorten it, or use a larger context (up to {config.trained_context})"
             )
-        self._check_prompt(prompt)
+        self.check_prompt(prompt)
         if any(not 0 <= token < config.vocab for token in params.logit_bias):
             raise RequestError(f"logit_bias names a token outside 0 to {config.vocab - 1}")
         if len(params.logit_bias) > MAX_BIASES:
@@ -388,6 +411,7 @@ class Engine:
 
     def captured(self, ids: list[int], names: list[str]) -> Iterator[dict[str, Array]]:
         """Yields activations by name, for `ids` in parts. Steps may run between two parts."""
+        self.check_generates()
         unknown = [name for name in names if not isinstance(name, str) or name not in self.program.values]
         if unknown:
             raise RequestError(f"no intermediate {unknown[0]!r}: `LLM.intermediates` lists their names")
@@ -415,11 +439,12 @@ class Engine:
     def _forward(self, ids: list[int]) -> Iterator[tuple[int, int]]:
         """Writes StepInputs for parts of `ids`; yields (first token, count) for the caller to replay. Running sequences
         are preempted only if their KV blocks are needed."""
+        self.check_generates()
         if len(ids) > self.context:
             raise ContextError(
                 f"{len(ids)} tokens are more than the context of {self.context}: load with a larger one"
             )
-        self._check_prompt(ids)
+        self.check_prompt(ids)
         rows, tables = self.scheduler.limits.logits_rows, self.cache.new_tables()
         images = self._shared_images(ids)
         if self.encoder:
@@ -451,7 +476,8 @@ class Engine:
                 self.cache.free(tables)
                 self.cache.free_states(sequence.kv.states)
 
-    def _check_prompt(self, ids: list[int]) -> None:
+    def check_prompt(self, ids: list[int]) -> None:
+        """Raises RequestError if a prompt has no tokens, or some that the model does not know."""
         if not ids:
             raise RequestError("the prompt is empty: give at least one token")
         if any(not 0 <= token < self.model.config.vocab for token in ids):

@@ -13,7 +13,8 @@ from tandem.engine.engine import Engine
 from tandem.engine.images import PLACEHOLDER, Image, ImageParts, ImageSpan, PromptIds, images_in
 from tandem.engine.output import OutputReader
 from tandem.engine.params import SamplingParams
-from tandem.errors import RequestError, TemplateError
+from tandem.engine.text_encoder import TextTokens
+from tandem.errors import ContextError, RequestError, TemplateError
 from tandem.model.image_file import MAX_IMAGES, read_image
 
 if TYPE_CHECKING:
@@ -60,6 +61,7 @@ class InputProcessor:
         Tokenizer.encode."""
         from tandem.model.chat_template import ChatTemplate
 
+        self.engine.check_generates()
         given = as_items(messages)
         if not all(isinstance(message, Mapping) for message in given):
             raise RequestError('a conversation is a list of messages: [{"role": "user", "content": "..."}]')
@@ -104,12 +106,13 @@ class InputProcessor:
             raise RequestError(f"the prompt has more than {MAX_IMAGES} images: give fewer")
         return self.engine.encoder.model
 
-    def token_ids(self, prompt: Any) -> list[int]:
-        """Returns the token ids of a text; token ids in any kind of sequence become a list of int."""
+    def token_ids(self, prompt: Any, limit: int | None = None) -> list[int]:
+        """Returns the token ids of a text; token ids in any kind of sequence become a list of int. `limit`: as in
+        Tokenizer.encode."""
         if isinstance(prompt, str):
             if not prompt:
                 raise RequestError("the prompt is empty: give at least one character")
-            return self.tokenizer.encode(prompt)
+            return self.tokenizer.encode(prompt, limit=limit)
         tokens = as_items(prompt)
         try:
             if bool in map(type, tokens):
@@ -121,6 +124,33 @@ class InputProcessor:
             return ids
         except TypeError:
             raise RequestError(NOT_A_PROMPT) from None
+
+    def short_ids(self, ids: list[int], truncate: bool) -> list[int]:
+        """Returns the tokens of a text that is embedded or ranked; with `truncate`, those that fit into the context:
+        the last one ends the text."""
+        context = self.engine.context
+        if len(ids) > context and not truncate:
+            raise ContextError(
+                f"the text has {len(ids)} or more tokens and the context holds {context}: shorten it, truncate it, or "
+                "load the model with a larger context",
+                len(ids),
+                context,
+            )
+        return ids if len(ids) <= context else [*ids[: context - 1], ids[-1]]
+
+    def pair(self, query: Any, document: Any, truncate: bool) -> TextTokens:
+        """[CLS] query [SEP] document [SEP]."""
+        if not isinstance(query, str) or not isinstance(document, str):
+            raise RequestError("a query and its documents are texts: give a str")
+        limit, last = self.engine.context, self.tokenizer.eos_id
+        first = self.tokenizer.encode(query, limit=limit)
+        ids = self.tokenizer.encode(document, bos=False, limit=limit)
+        if len(first) >= limit:
+            raise ContextError(
+                f"the query has {len(first)} or more tokens, and the context holds {limit}: shorten it"
+            )
+        ends = [] if last is None else [last]
+        return TextTokens(self.short_ids([*first, *ids, *ends], truncate), len(first))
 
     def _new_output(self, ids: list[int], params: dict[str, Any]) -> OutputReader:
         known = {f.name for f in dataclasses.fields(SamplingParams)}

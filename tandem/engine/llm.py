@@ -23,6 +23,7 @@ from tandem.engine.load_options import DRAFT_HEAD, NO_DRAFT, LoadOptions, disk_b
 from tandem.engine.output import OutputReader, Result, Token, TokenLogprob, Usage
 from tandem.engine.speculation import Proposer
 from tandem.engine.stats import EngineStats
+from tandem.engine.text_encoder import NO_RANKER, POOLINGS, TextTokens
 from tandem.errors import RequestError, TandemError
 from tandem.interrupts import deferred
 from tandem.kernels.kernel import Array
@@ -41,7 +42,6 @@ if TYPE_CHECKING:
 
 DEFAULT_CONTEXT = 4096
 NO_MMPROJ = "none"  # as `mmproj`: without the encoder beside the model
-POOLINGS = ("mean", "last", "cls")
 __all__ = ["LLM", "Result", "Token", "TokenLogprob", "Usage"]
 
 
@@ -141,7 +141,7 @@ class LLM:
                 draft_head=self._uses_draft_head(options),
                 vision=vision,
             )
-            if disk_cache is not None:
+            if disk_cache is not None and not self._model.config.encodes:
                 opened.callback(self._open_disk_cache(disk_cache, vision).close)
             self.tokenizer, template = text.result()
             self.driver = Driver(self.engine)
@@ -330,18 +330,93 @@ class LLM:
         with self.driver.locked():
             return self.engine.capture(self._inputs.token_ids(ids), wanted)
 
-    def embed(self, prompt: str | list[int], *, pooling: str = "mean") -> Array:
-        """Returns a vector of length 1, float32 [width]: the final hidden states before the head, pooled. `pooling`:
-        "mean" of all tokens, the "last" token, or the first ("cls")."""
-        with self.driver.locked(), closing(self.embedding(prompt, pooling)) as vectors:
-            return next(vector for vector in vectors if vector is not None)
+    def embed(
+        self,
+        prompt: str | list[int] | list[str] | list[list[int]],
+        *,
+        pooling: str | None = None,
+        truncate: bool = False,
+    ) -> Array:
+        """Returns a vector of length 1 for a text or token ids, float32 [width]; for a list of them, [texts, width].
 
-    def embedding(self, prompt: str | list[int], pooling: str) -> Generator[Array | None]:
-        """Runs `embed` in parts, for `driver.forward`: yields None after each part but the last, then the vector. Steps
+        It is pooled from the final hidden states. `pooling`: "mean" of all tokens, the "last" token, or the first
+        ("cls"); None: as the file says, else "mean". `truncate`: leaves out the end of a text that is longer than the
+        context, which is an error otherwise."""
+        return self._out_of_band(self.embedding(prompt, pooling, truncate=truncate))
+
+    def embedding(
+        self,
+        prompt: str | list[int] | list[str] | list[list[int]],
+        pooling: str | None = None,
+        *,
+        truncate: bool = False,
+    ) -> Generator[Array | None]:
+        """Runs `embed` in parts, for `driver.forward`: yields None after each part but the last, then the result. Steps
         may run between two parts."""
-        if not isinstance(pooling, str) or pooling not in POOLINGS:
+        if pooling is not None and (not isinstance(pooling, str) or pooling not in POOLINGS):
             raise RequestError(f"pooling={pooling!r}: use mean, last or cls")
-        return _pool(self.engine.captured(self._inputs.token_ids(prompt), ["result_norm"]), pooling)
+        chosen = self._model.config.pooling if pooling is None else pooling
+        chosen = chosen if chosen in POOLINGS else "mean"
+        items = as_items(prompt)
+        is_one = isinstance(items, str) or bool(items and isinstance(items[0], Integral))
+        texts = [self.embedding_ids(one, truncate=truncate) for one in ([items] if is_one else items)]
+        for ids in texts:
+            self.engine.check_prompt(ids)
+        if encoder := self.engine.text_encoder:
+            parts = encoder.embed([TextTokens(ids) for ids in texts], chosen)
+        else:
+            parts = self._embedding(texts, chosen)
+        return ((one[0] if is_one else one) if one is not None else None for one in parts)
+
+    def embedding_ids(self, text: str | list[int], *, truncate: bool = False) -> list[int]:
+        """Returns the token ids of a text to embed, which fits into the context."""
+        limit = self.context if isinstance(text, str) else None
+        return self._inputs.short_ids(self._inputs.token_ids(text, limit), truncate)
+
+    def _embedding(self, texts: Sequence[list[int]], pooling: str) -> Generator[Array | None]:
+        vectors = []
+        for ids in texts:
+            for vector in _pool(self.engine.captured(ids, ["result_norm"]), pooling):
+                if vector is not None:
+                    vectors.append(vector)
+                if len(vectors) < len(texts):
+                    yield None
+        yield np.stack(vectors) if vectors else np.empty((0, self._model.config.dim), np.float32)
+
+    def rerank(self, query: str, documents: Iterable[str], *, truncate: bool = False) -> Array:
+        """Returns how relevant each document is to a query: float32 [documents], higher for more relevant ones.
+
+        For models that rank. `truncate`: leaves out the end of a document that is too long for the context with the
+        query, which is an error otherwise."""
+        return self._out_of_band(
+            self.ranking([self.pair(query, one, truncate=truncate) for one in as_items(documents)])
+        )
+
+    def pair(self, query: str, document: str, *, truncate: bool = False) -> TextTokens:
+        """Returns the token ids of a query and a document, as a model that ranks takes them."""
+        if not self.ranks:
+            raise RequestError(NO_RANKER)
+        return self._inputs.pair(query, document, truncate)
+
+    def ranking(self, pairs: Sequence[TextTokens]) -> Generator[Array | None]:
+        """Runs `rerank` in parts, for `driver.forward`, as `embedding` does."""
+        if not (encoder := self.engine.text_encoder):
+            raise RequestError(NO_RANKER)
+        return encoder.score(pairs)
+
+    @property
+    def ranks(self) -> bool:
+        """Whether the model has a score for a query and a document."""
+        return bool(self.engine.text_encoder and self.engine.text_encoder.ranks)
+
+    @property
+    def generates(self) -> bool:
+        """Whether the model generates text: others embed and rank texts only."""
+        return self.engine.text_encoder is None
+
+    def _out_of_band(self, parts: Generator[Array | None]) -> Array:
+        with self.driver.locked(), closing(parts):
+            return next(result for result in parts if result is not None)
 
     @property
     def intermediates(self) -> list[str]:

@@ -16,13 +16,15 @@ from tandem.kernels.abi import GLU_ROWS, MAX_EXPERTS, MAX_EXPERTS_USED
 from tandem.kernels.kernel import Array
 from tandem.program.graph import DeltaHeads, Heads, Matrix, ScanHeads, Vector
 
-MIN_NUMBER, MAX_NUMBER = 1e-12, 1e12  # of a model's own numbers
+MIN_NUMBER, MAX_NUMBER = float(np.float32(1e-12)), 1e12  # of a model's own numbers, which are float32
 QUERIES = ".queries"  # after the name of a table for keys: that for queries
 SCALED_NORM = "output_norm.scaled"  # weights of the last norm times `ModelConfig.logit_scale`
 NO_ROPE = -1  # of `ModelConfig.layer_rope`
 NO_ATTENTION = -1  # of `ModelConfig.layer_window`: a layer with a recurrent state
 # Tensors of a layer that drafts tokens, of which a file may leave out some: it uses the model's own in their place.
 DRAFT_TENSORS = ("embed_tokens", "shared_head_norm", "shared_head_head")
+POSITIONS, TYPES = "position_embd.weight", "token_types.weight"  # of encoders: a vector for each
+POOLINGS = ("none", "mean", "cls", "last", "rank")  # by `pooling_type` of a file
 FINE = 64  # consecutive positions of a table with the same coarse rotation
 
 
@@ -152,6 +154,10 @@ class ModelConfig:
     # empty: positions are single numbers.
     rope_axes: tuple[int, ...] = ()
     deepstack: int = 0  # layers after which further embeddings of an image's tokens are added: the first ones
+    encodes: bool = False  # tokens see all of their text: it embeds and ranks texts, and generates none
+    pooling: str = ""  # one of POOLINGS, as the file says; "": it does not
+    learned_positions: bool = False  # a vector for each position is added to the embedding
+    token_types: int = 0  # kinds of tokens with a vector that is added to the embedding: the texts of a pair
 
     @property
     def windows(self) -> tuple[int, ...]:
@@ -485,6 +491,28 @@ class Metadata:
         every = pattern if isinstance(pattern, int) and pattern > 0 else every
         return [(i + 1) % every != 0 for i in range(layers)]
 
+    def pooling(self) -> str:
+        """How the file says that a text's vector is computed from its tokens; "": it does not."""
+        if self.key("pooling_type") not in self.gguf.metadata:
+            return ""
+        kind = self.count("pooling_type", zero=True)
+        if kind >= len(POOLINGS):
+            self.gguf.fail(
+                self.key("pooling_type"), f"{kind} is unknown: use a model with {', '.join(POOLINGS[1:])}"
+            )
+        return POOLINGS[kind]
+
+    def encoder_config(
+        self, *, head_dim: int, ropes: tuple[Rope, ...], layer_rope: tuple[int, ...], **special: object
+    ) -> ModelConfig:
+        """Returns the config of a model whose tokens see all of their text, and which has no head."""
+        types = self.gguf.tensor(TYPES).shape[0] if self.has(TYPES) else 0
+        fields: dict[str, object] = {
+            "layer_rope": layer_rope, "layer_norm": True, "norm_bias": True, "encodes": True,
+            "learned_positions": self.has(POSITIONS), "token_types": types, "tied_head": True,
+        }  # fmt: skip
+        return self.config(head_dim=head_dim, scale=head_dim**-0.5, ropes=ropes, **(fields | special))
+
     def config(
         self, *, head_dim: int, scale: float, ropes: tuple[Rope, ...], **special: object
     ) -> ModelConfig:
@@ -516,7 +544,7 @@ class Metadata:
             "scale": scale, "ropes": ropes, "layer_rope": (0,) * layers, "layer_window": windows,
             "tied_head": tied, "qkv_bias": self.has("blk.0.attn_q.bias"),
             "output_bias": self.has("blk.0.attn_output.bias"), "ffn_bias": self.has("blk.0.ffn_down.bias"),
-            "norm_bias": self.has("output_norm.bias"),
+            "norm_bias": self.has("output_norm.bias"), "pooling": self.pooling(),
         }  # fmt: skip
         config = ModelConfig(**(fields | special))  # type: ignore[arg-type]
         for count in {config.kv_heads, *config.layer_kv_heads}:

@@ -1,8 +1,8 @@
 """Encodes text to token ids and decodes it, with the vocabulary of the model file. The merging is in C (merge.c).
 
-Two kinds: SentencePiece (`tokenizer.ggml.model` = llama: Gemma, Llama 2, Mistral) and byte-level BPE (gpt2: Llama 3,
-Qwen, SmolLM). Files of Gemma 4 (gemma4) have merges in place of SentencePiece's scores. In text that is not valid
-UTF-8, U+FFFD replaces each invalid byte.
+Three kinds: SentencePiece (`tokenizer.ggml.model` = llama: Gemma, Llama 2, Mistral), byte-level BPE (gpt2: Llama 3,
+Qwen, SmolLM) and WordPiece (bert, wordpiece.py). Files of Gemma 4 (gemma4) have merges in place of SentencePiece's
+scores. In text that is not valid UTF-8, U+FFFD replaces each invalid byte.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from tandem.kernels.kernel import Array
 from tandem.model.fill_in_middle import FillInMiddle, find_tokens
 from tandem.model.harmony import ENDS, Markers, find_markers
 from tandem.model.pretokenize import PreTokenizer, pre_tokenizer
+from tandem.model.wordpiece import WordPiece
 from tandem.native import ffi, load
 from tandem.threads import share, throttle, throttled
 
@@ -28,7 +29,7 @@ HIDDEN = (UNKNOWN, CONTROL, UNUSED)  # not shown by decode unless `special`
 MAX_TEXT = 64 << 20  # bytes; merging takes up to 52 times as much memory
 MAX_CHARACTER = 4  # bytes in UTF-8
 MAX_SPECIAL = 4 << 20  # bytes of all special tokens; Gemma, which has the most, has 0.1 MB
-GEMMA4 = "gemma4"  # `tokenizer.ggml.model`
+GEMMA4, WORDPIECE = "gemma4", "bert"  # `tokenizer.ggml.model`
 NO_MERGE = -1e9  # score of a token that no merge makes
 MAX_SHOWN = 8192  # tokens in the cache of decoded bytes
 
@@ -60,6 +61,7 @@ class Tokenizer:
     def __init__(self, core: Any, memory: list[Array], pre: PreTokenizer | None) -> None:
         """Use `from_gguf`."""
         self._core, self._memory, self._pre = core, memory, pre
+        self._word_piece: WordPiece | None = None
         self._bytes, self._starts, self._types = memory[:3]
         self._byte_tokens = {} if pre else {id: byte for byte, id in enumerate(core.byte_ids) if id >= 0}
         self.vocab_size = len(self._types)
@@ -74,10 +76,10 @@ class Tokenizer:
     @classmethod
     def from_gguf(cls, gguf: GGUF) -> Self:
         kind = gguf.require("tokenizer.ggml.model", str)
-        if kind not in ("llama", "gpt2", GEMMA4):
+        if kind not in ("llama", "gpt2", GEMMA4, WORDPIECE):
             raise UnsupportedModelError(
-                f"{gguf.path}: the tokenizer is {kind!r}; this engine runs 'llama' (SentencePiece) and 'gpt2' "
-                "(byte-level BPE): choose another model"
+                f"{gguf.path}: the tokenizer is {kind!r}; this engine runs 'llama' (SentencePiece), 'gpt2' "
+                "(byte-level BPE) and 'bert' (WordPiece): choose another model"
             )
         pre = pre_tokenizer(gguf.get("tokenizer.ggml.pre", "default")) if kind == "gpt2" else None
         self = cls(*_load_vocabulary(gguf, kind, pre), pre)
@@ -86,6 +88,8 @@ class Tokenizer:
         self.eos_id = _token_id(gguf, "eos", default[1], self.vocab_size)
         self.add_bos = gguf.get("tokenizer.ggml.add_bos_token", pre.add_bos if pre else True)
         self.add_eos = gguf.get("tokenizer.ggml.add_eos_token", False)
+        if kind == WORDPIECE:
+            self._set_word_piece(gguf)
         self.add_space_prefix = pre is None and gguf.get("tokenizer.ggml.add_space_prefix", True)
         known_eos_ids = [id for id in map(self.find, STOP_TOKENS) if id is not None]
         self._types[known_eos_ids] = CONTROL  # not all files mark them
@@ -104,6 +108,23 @@ class Tokenizer:
             _add_merges(gguf, self._core, self._memory)
         _add_specials(gguf, self._core, self._memory)
         return self
+
+    def _set_word_piece(self, gguf: GGUF) -> None:
+        """A text stands between the tokens [CLS] and [SEP]."""
+        first = _token_id(gguf, "cls", self.find("[CLS]"), self.vocab_size)
+        self.bos_id = _token_id(gguf, "bos", first, self.vocab_size)
+        # The key is spelled so in files.
+        last = _token_id(gguf, "seperator", self.find("[SEP]"), self.vocab_size)
+        self.eos_id = _token_id(gguf, "eos", last, self.vocab_size)
+        self.add_eos = gguf.get("tokenizer.ggml.add_eos_token", True)
+        unknown = _token_id(gguf, "unknown", self.find("[UNK]"), self.vocab_size)
+
+        raw, starts = self._bytes.tobytes(), self._starts.tolist()
+        tokens = {
+            raw[starts[id] : starts[id + 1]].decode(errors="replace"): id
+            for id in np.flatnonzero(~np.isin(self._types, HIDDEN))[::-1].tolist()  # of equal ones, the first
+        }
+        self._word_piece = WordPiece(tokens, 0 if unknown is None else unknown)
 
     def find(self, text: str) -> int | None:
         """Returns the token with this text in the file, special or not; None: there is none."""
@@ -167,6 +188,9 @@ class Tokenizer:
 
     def _plain_ids(self, data: bytes, space: bool, most: int) -> Iterator[list[int]]:
         """Yields the ids of plain text in parts, and no more parts once there are more than `most` ids."""
+        if self._word_piece:
+            yield self._word_piece.encode(data.decode())
+            return
         if self._pre is None:
             yield self._merged(b" " + data if space else data, [], most)
             return

@@ -14,6 +14,9 @@ from typing import Any, NamedTuple
 from tandem.errors import ProgramError
 from tandem.kernels.abi import MAX_CONVOLUTION, MAX_STATE_ROWS
 
+# Of an encoder of texts: what is added to a token's embedding, by position and type, and the result for each token.
+PLACES, HIDDEN = "places", "hidden"
+
 
 @dataclass(eq=False)
 class Value:

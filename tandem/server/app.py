@@ -14,7 +14,7 @@ from tandem.server.anthropic import messages
 from tandem.server.core.serving import Server
 from tandem.server.http import errors
 from tandem.server.http.background import start_threads
-from tandem.server.llama_cpp import completion, server_info
+from tandem.server.llama_cpp import completion, server_info, texts
 from tandem.server.monitoring.metrics import live_router
 from tandem.server.ollama import chat as ollama_chat
 from tandem.server.ollama import models as ollama_models
@@ -36,6 +36,7 @@ ROUTERS = (
     ollama_models.router,
     completion.router,
     server_info.router,
+    texts.router,
     utility_routes.router,
     api_docs.router,
 )

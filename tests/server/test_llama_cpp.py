@@ -166,7 +166,7 @@ def test_props_and_slots(smollm2: Running) -> None:
     slots = smollm2.ask("/slots")[2]
     assert len(slots) == 8 and not any(slot["is_processing"] for slot in slots)
     status, _, body = smollm2.ask("/rerank", {"query": "a", "documents": ["b"]})
-    assert status == 400 and "reranking" in body["error"]["message"]
+    assert status == 400 and "a reranker" in body["error"]["message"]
 
 
 def test_pieces(smollm2: Running) -> None:

@@ -1,6 +1,7 @@
 """One file per family with three functions: config (from metadata), tensors (names and shapes), build (the ops)."""
 
 from tandem.model.architectures import (
+    bert,
     cohere2,
     ernie4_5,
     exaone4,
@@ -36,6 +37,7 @@ from tandem.model.architectures import (
 )
 
 ARCHITECTURES = {
+    "bert": bert,
     "cohere2": cohere2,
     "ernie4_5": ernie4_5,
     "ernie4_5-moe": ernie4_5,
@@ -59,6 +61,7 @@ ARCHITECTURES = {
     "mistral3": mistral3,
     "nemotron_h": nemotron_h,
     "nemotron_h_moe": nemotron_h,
+    "nomic-bert": bert,
     "olmo2": olmo2,
     "olmoe": olmoe,
     "phi3": phi3,
@@ -94,9 +97,9 @@ MISSING = {
     "rwkv": "recurrent layers",
     "gemma3n": "embeddings of each layer",
     "llama4": "attention in chunks",
-    "bert": "attention in both directions",
     "modern-bert": "attention in both directions",
-    "nomic-bert": "attention in both directions",
+    "nomic-bert-moe": "experts without a gate",
+    "jina-bert": "ALiBi",
     "t5": "an encoder",
     "qwen2vl": "positions of images",
     "qwen3vl": "positions of images",

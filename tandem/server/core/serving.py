@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import AsyncExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
 from typing import Any, Literal
 
 import numpy as np
@@ -14,8 +14,10 @@ from fastapi import Request
 from tandem.devices.host_memory import require_memory
 from tandem.engine.async_llm import AsyncLLM
 from tandem.engine.grammar_checker import GrammarChecker
+from tandem.engine.llm import LLM
 from tandem.engine.model_manager import ModelManager
 from tandem.engine.output import Token, TokenLogprob, Usage
+from tandem.engine.text_encoder import TextTokens
 from tandem.errors import (
     ContextError,
     DeadlineError,
@@ -33,6 +35,7 @@ from tandem.server.http.background import run_in_thread
 from tandem.server.http.errors import LOG, message_of
 from tandem.server.monitoring.metrics import Metrics, monitor_of
 from tandem.server.settings import ServerSettings
+from tandem.threads import throttled
 
 MAX_RESPONSES = 4096  # to one HTTP request
 
@@ -146,23 +149,33 @@ class Server:
         prompts: Sequence[str | list[int]],
         keep_alive: float | None = None,
         dimensions: int | None = None,
-    ) -> tuple[list[Array], int]:
-        """(one vector for each prompt, number of tokens of all prompts). With `dimensions`, only the first
-        values of each vector, normalised again."""
-        vectors, count = list[Array](), 0
-        async with self.models.use(model, keep_alive=keep_alive) as llm:
-            try:
-                async with asyncio.timeout(self.settings.timeout):
-                    for text in prompts:
-                        ids = await run_in_thread(_text_ids, llm, text) if isinstance(text, str) else text
-                        vectors.append(_shortened(model, await llm.embed(ids), dimensions))
-                        count += len(ids)
-            except TimeoutError:
-                seconds = self.settings.timeout
-                raise DeadlineError(
-                    f"the embeddings were not computed within {seconds:g} s: send fewer texts in a request"
-                ) from None
-        return vectors, count
+        truncate: bool = False,
+    ) -> tuple[Array, int]:
+        """(vectors [prompts, width], number of tokens of all prompts). With `dimensions`, only the first values
+        of each vector, normalised again. `truncate`: a text that is too long loses its end."""
+        async with self.models.use(model, keep_alive=keep_alive) as llm, self._in_time():
+            ids = await run_in_thread(_embedding_ids, llm.llm, prompts, truncate)
+            vectors = _shortened(model, await llm.embed(ids), dimensions)
+        return vectors, sum(map(len, ids))
+
+    async def rerank(
+        self, model: str, query: str, documents: Sequence[str], truncate: bool
+    ) -> tuple[Array, int]:
+        """(scores [documents], number of tokens of all pairs)."""
+        async with self.models.use(model) as llm, self._in_time():
+            pairs = await run_in_thread(_pairs, llm.llm, query, documents, truncate)
+            return await llm.rerank(pairs), sum(len(pair.ids) for pair in pairs)
+
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncGenerator[None, None]:
+        try:
+            async with asyncio.timeout(self.settings.timeout):
+                yield
+        except TimeoutError:
+            seconds = self.settings.timeout
+            raise DeadlineError(
+                f"the texts were not computed within {seconds:g} s: send fewer texts in a request"
+            ) from None
 
     def _checked_prompt(self, llm: AsyncLLM, request: GenerationRequest) -> Prompt:
         """The prompt of a request, if it is short enough; with `truncate`, without its oldest messages if need be."""
@@ -242,17 +255,23 @@ def _check_count(requests: Sequence[GenerationRequest]) -> None:
         raise RequestError(f"the request asks for more than {MAX_RESPONSES} responses: send several requests")
 
 
-def _shortened(model: str, vector: Array, dimensions: int | None) -> Array:
-    if dimensions is None or dimensions == len(vector):
-        return vector
-    if dimensions > len(vector):
-        raise RequestError(f"dimensions: {model} has {len(vector)}: ask for as many at most")
-    part: Array = vector[:dimensions]
-    return part / max(float(np.linalg.norm(part)), 1e-12)
+def _shortened(model: str, vectors: Array, dimensions: int | None) -> Array:
+    width = vectors.shape[1]
+    if dimensions is None or dimensions == width:
+        return vectors
+    if dimensions > width:
+        raise RequestError(f"dimensions: {model} has {width}: ask for as many at most")
+    part: Array = vectors[:, :dimensions].copy()
+    part /= np.maximum(np.linalg.norm(part, axis=1, keepdims=True), 1e-12)
+    return part
 
 
-def _text_ids(llm: AsyncLLM, text: str) -> list[int]:
-    return llm.llm.tokenizer.encode(text, limit=llm.llm.context)
+def _embedding_ids(llm: LLM, prompts: Sequence[str | list[int]], truncate: bool) -> list[list[int]]:
+    return [llm.embedding_ids(prompt, truncate=truncate) for prompt in throttled(prompts)]
+
+
+def _pairs(llm: LLM, query: str, documents: Sequence[str], truncate: bool) -> list[TextTokens]:
+    return [llm.pair(query, document, truncate=truncate) for document in throttled(documents)]
 
 
 def _parse(token: Token, parser: OutputParser) -> Delta:

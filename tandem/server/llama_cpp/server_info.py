@@ -1,15 +1,14 @@
-"""llama-server's /props, /slots, /apply-template and /rerank."""
+"""llama-server's /props, /slots and /apply-template."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, Request
 from pydantic import Field
 from typing_extensions import TypedDict
 
 from tandem import __version__
-from tandem.errors import RequestError
 from tandem.model.tokenizer import Tokenizer
 from tandem.server.core.prompt import GenerationRequest
 from tandem.server.core.serving import get_server
@@ -18,7 +17,6 @@ from tandem.server.http.bodies import AnyObject, JSONRoute, StrictModel
 from tandem.server.llama_cpp.completion import CompletionRequest, settings_body
 from tandem.server.llama_cpp.error_body import ERRORS
 from tandem.server.openai.chat import MessageParam, message, tool
-from tandem.server.openai.error_body import ERRORS as OPENAI_ERRORS
 from tandem.server.openai.parts import ToolParam
 
 router = APIRouter(route_class=JSONRoute, tags=["llama.cpp"])
@@ -53,14 +51,6 @@ class ApplyTemplateRequest(StrictModel):
 
 class RenderedPrompt(TypedDict):
     prompt: str
-
-
-class RerankRequest(StrictModel):
-    ignored = frozenset({"top_n", "return_documents", "return_text"})
-    model: str | None = None
-    query: str
-    documents: Annotated[list[str], Field(max_length=2048)] | None = None
-    texts: Annotated[list[str], Field(max_length=2048)] | None = None
 
 
 @router.get("/props", responses=ERRORS)
@@ -107,18 +97,6 @@ async def apply_template(request: Request, body: ApplyTemplateRequest) -> Render
         generation = await run_inline_if_small(_generation_request, body)
         ids = await server.prompt_ids(llm, generation)
         return RenderedPrompt(prompt=await run_in_thread(_decoded, llm.llm.tokenizer, ids))
-
-
-@router.post("/rerank", include_in_schema=False)
-@router.post("/reranking", include_in_schema=False)
-@router.post("/v1/reranking", include_in_schema=False)
-@router.post("/v1/rerank", responses=OPENAI_ERRORS)
-async def rerank(request: Request, body: RerankRequest) -> Response:
-    """Refused: no reranking model can be served yet."""
-    name = get_server(request).model_name(body.model)
-    raise RequestError(
-        f"{name} is not a reranking model, and this server runs none: use /v1/embeddings to rank texts"
-    )
 
 
 def _generation_request(body: ApplyTemplateRequest) -> GenerationRequest:

@@ -188,9 +188,10 @@ class GenerateRequest(CommonRequest):
 
 
 class EmbedRequest(StrictModel):
-    ignored = frozenset({"truncate", "options"})
+    ignored = frozenset({"options"})
     model: str
     input: str | Annotated[list[str], Field(min_length=1, max_length=2048)]
+    truncate: bool | None = None
     keep_alive: Duration | None = None
     dimensions: Positive | None = None
 
@@ -281,13 +282,16 @@ async def embed(request: Request, body: EmbedRequest) -> Response:
     vectors, tokens = await cancel_on_disconnect(
         request,
         server.embed(
-            name, texts, keep_alive=_keep_alive(server, body.keep_alive), dimensions=body.dimensions
+            name,
+            texts,
+            keep_alive=_keep_alive(server, body.keep_alive),
+            dimensions=body.dimensions,
+            truncate=body.truncate is not False,
         ),
     )
     times = Times(total_duration=_ns(time.perf_counter() - begin), load_duration=0, prompt_eval_count=tokens)
     return await json_response(
-        len(vectors) * len(vectors[0]),
-        lambda: {"model": body.model, "embeddings": [vector.tolist() for vector in vectors], **times},
+        vectors.size, lambda: {"model": body.model, "embeddings": vectors.tolist(), **times}
     )
 
 
@@ -296,7 +300,7 @@ async def embeddings(request: Request, body: EmbeddingsRequest) -> OneEmbedding:
     """A normalised vector for one text."""
     server = get_server(request)
     keep_alive = _keep_alive(server, body.keep_alive)
-    work = server.embed(known_name(server, body.model), [body.prompt], keep_alive=keep_alive)
+    work = server.embed(known_name(server, body.model), [body.prompt], keep_alive=keep_alive, truncate=True)
     [vector], _ = await cancel_on_disconnect(request, work)
     return OneEmbedding(embedding=vector.tolist())
 

@@ -290,6 +290,7 @@ def _listed_model(name: str, path: Path) -> ListedModel:
 def _model_info(name: str, path: Path) -> ModelInfo:
     found = _read_metadata(path)
     thinks = any(text in found.template for text in ("<think>", "<|channel|>analysis"))
+    encodes = found.info.get(f"{found.details['family']}.attention.causal") is False
     more = ["thinking"] * thinks + ["vision"] * sees(path)
     return ModelInfo(
         modelfile=f"FROM {name}\n",
@@ -297,7 +298,7 @@ def _model_info(name: str, path: Path) -> ModelInfo:
         template=found.template,
         details=found.details,
         model_info=found.info,
-        capabilities=["completion", "tools", "embedding", *more],
+        capabilities=["embedding"] if encodes else ["completion", "tools", "embedding", *more],
         modified_at=_listed_model(name, path)["modified_at"],
     )
 

@@ -48,20 +48,20 @@ class EmbeddingList(TypedDict):
 
 @router.post("/v1/embeddings", response_model=EmbeddingList, responses=ERRORS)
 async def embeddings(request: Request, body: EmbeddingRequest) -> Response:
-    """A normalised vector for each text: the mean of its tokens' final hidden states."""
+    """A normalised vector for each text, pooled as the model's file says."""
     server = get_server(request)
     name = server.model_name(body.model)
     work = server.embed(name, each_prompt(body.input), dimensions=body.dimensions)
     vectors, tokens = await cancel_on_disconnect(request, work)
     encode = _base64 if body.encoding_format == "base64" else _floats
     usage = EmbeddingUsage(prompt_tokens=tokens, total_tokens=tokens)
-    size = len(vectors) * len(vectors[0])
     return await json_response(
-        size, lambda: EmbeddingList(object="list", model=name, data=_data(vectors, encode), usage=usage)
+        vectors.size,
+        lambda: EmbeddingList(object="list", model=name, data=_data(vectors, encode), usage=usage),
     )
 
 
-def _data(vectors: list[Array], encode: Callable[[Array], list[float] | str]) -> list[Embedding]:
+def _data(vectors: Array, encode: Callable[[Array], list[float] | str]) -> list[Embedding]:
     return [
         Embedding(object="embedding", index=i, embedding=encode(vector)) for i, vector in enumerate(vectors)
     ]

@@ -1,0 +1,122 @@
+"""Models that embed and rank texts agree with transformers on tiny models, whichever texts share a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tokenizers
+
+from tandem import LLM
+from tandem.engine.text_encoder import STEP_TEXTS
+from tandem.errors import ContextError, RequestError
+from tandem.gguf.file import GGUF
+from tandem.kernels.kernel import Array
+from tandem.model.tokenizer import Tokenizer
+from tests.models.encoder_texts import QUERY, TEXTS
+
+GOLDENS = Path(__file__).parent / "goldens" / "encoders"
+NAMES = ("bert", "nomic-bert")
+
+pytestmark = pytest.mark.fast
+
+
+def load(name: str, kv: str = "f32", **options: object) -> LLM:
+    return LLM(GOLDENS / f"{name}.gguf", device="cpu", threads=2, kv=kv, **options)
+
+
+def golden(name: str) -> Iterator[tuple[list[int], Array]]:
+    with np.load(GOLDENS / f"{name}.npz") as arrays:
+        for i in range(len(TEXTS)):
+            yield arrays[f"ids_{i}"].tolist(), arrays[f"result_{i}"]
+
+
+def pooled(hidden: Array, pooling: str) -> Array:
+    vector = {"mean": hidden.mean(axis=0), "cls": hidden[0], "last": hidden[-1]}[pooling]
+    return vector / np.linalg.norm(vector)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_vectors_equal_those_of_transformers(name: str) -> None:
+    with load(name) as llm:
+        assert [llm.tokenize(text) for text in TEXTS] == [ids for ids, _ in golden(name)]
+        for pooling in ("mean", "cls", "last"):
+            expected = np.array([pooled(hidden, pooling) for _, hidden in golden(name)])
+            assert np.abs(llm.embed(TEXTS, pooling=pooling) - expected).max() < 1e-5
+            assert np.abs(llm.embed(TEXTS[1], pooling=pooling) - expected[1]).max() < 1e-5
+        assert np.array_equal(llm.embed(TEXTS), llm.embed(TEXTS, pooling="mean"))  # as the file says
+
+
+def test_scores_equal_those_of_transformers() -> None:
+    expected = [float(scores[0]) for _, scores in golden("bert-rank")]
+    with load("bert-rank") as llm:
+        assert [llm.pair(QUERY, text).ids for text in TEXTS] == [ids for ids, _ in golden("bert-rank")]
+        assert np.abs(llm.rerank(QUERY, TEXTS) - expected).max() < 1e-5
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_vector_does_not_depend_on_the_texts_beside_it(name: str) -> None:
+    rng = np.random.default_rng(0)
+    texts = [[2, *rng.integers(4, 21, rng.integers(0, 126)).tolist(), 3] for _ in range(2 * STEP_TEXTS)]
+    texts += [[2, 7, 3]] * (STEP_TEXTS + 1)
+    with load(name, kv="f16") as llm:
+        together = llm.embed(texts)
+        for i in (0, 1, 17, 2 * STEP_TEXTS - 1, -1):
+            assert np.array_equal(together[i], llm.embed(texts[i]))
+
+
+def test_texts_that_are_empty_or_too_long() -> None:
+    with load("bert", context=32) as llm:
+        long = "the cat sat on the mat. " * 10
+        assert llm.embed([]).shape == (0, 32)
+        with pytest.raises(ContextError, match="the context holds 32: shorten it, truncate it"):
+            llm.embed(["a", long])
+        first = [*llm.tokenize(long)[:31], 3]
+        assert np.array_equal(llm.embed(long, truncate=True), llm.embed(first))
+        for prompt in ("", [""], [[]]):
+            with pytest.raises(RequestError, match="the prompt is empty"):
+                llm.embed(prompt)
+        with pytest.raises(RequestError, match="a token id is outside 0 to 20"):
+            llm.embed([[2, 99, 3]])
+        with pytest.raises(RequestError, match="no scores of pairs"):
+            llm.rerank("a", ["b"])
+
+
+def test_it_generates_nothing() -> None:
+    with load("bert") as llm:
+        for call in (
+            lambda: llm.chat([{"role": "user", "content": "a"}]),
+            lambda: llm.generate("a"),
+            lambda: list(llm.stream("a")),
+            lambda: llm.logits([2, 3]),
+            lambda: llm.capture([2, 3], ["hidden"]),
+        ):
+            with pytest.raises(RequestError, match="embeds and ranks texts, and generates none"):
+                call()
+        assert llm.stats().running == 0
+
+
+def test_word_pieces_are_those_of_tokenizers() -> None:
+    """On texts of many scripts, with the vocabulary of the golden."""
+    ours = Tokenizer.from_gguf(GGUF.open(GOLDENS / "bert.gguf"))
+    vocabulary = {ours.piece(id): id for id in range(ours.vocab_size)}
+    spelled = {
+        text[1:] if text.startswith(" ") else text if text.startswith("[") else f"##{text}": id
+        for text, id in vocabulary.items()
+    }
+    theirs = tokenizers.Tokenizer(tokenizers.models.WordPiece(spelled, unk_token="[UNK]"))
+    theirs.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
+    theirs.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    rng = np.random.default_rng(1)
+    alphabet = [
+        *"abcBC ,.!\t\n[]#$^`é\u0301ŠİΣﬁ漢字한글\u200b\x00\ufffd\u00a0①“”…—😀",
+        "the",
+        "cat",
+        "unbelievables",
+    ]
+    for _ in range(500):
+        text = "".join(rng.choice(alphabet, rng.integers(1, 30)))
+        assert ours.encode(text) == [2, *theirs.encode(text, add_special_tokens=False).ids, 3], text
+    assert ours.encode("[SEP] a" + "b" * 200) == [*ours.encode("[ SEP ] " + "?" * 101)[:4], 1, 3]
