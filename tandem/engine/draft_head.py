@@ -42,9 +42,8 @@ from tandem.program.program import Program, Tensor, arena_in
 from tandem.program.step_inputs import KNOWN, StepInputs, StepLayout
 from tandem.program.weight_plan import WeightPlan
 
-STORED_TOGETHER = (
-    32  # tokens without drafts whose keys and values are stored by one run: it reads weights once
-)
+# Tokens without drafts whose keys and values are stored by one run: it reads weights once.
+STORED_TOGETHER = 32
 STEP_SLOT = 1  # the model's steps have slot 0
 GREEDY = np.zeros(1, SAMPLING_PARAMETERS)
 GREEDY["top_p"], GREEDY["repeat_penalty"], GREEDY["top_logprobs"] = 1.0, 1.0, -1

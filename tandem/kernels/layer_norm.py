@@ -15,10 +15,8 @@ from tandem.kernels.q8_tiles import q8_bytes, q8_pack, q8_store
 from tandem.kernels.rows import padded, rows_bytes
 
 THREADS = 128  # of a workgroup
-LISTED, OWN_ROWS = (
-    1,
-    2,
-)  # values of `use_rows`: some rows of those of all tokens, or x has no others; 0: all tokens
+# Values of `use_rows`: some rows of those of all tokens, or x has no others; 0: all tokens.
+LISTED, OWN_ROWS = 1, 2
 
 
 def count_of(scalars: Scalars) -> str:

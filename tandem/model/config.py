@@ -171,9 +171,8 @@ class ModelConfig:
         return self.layers + self.draft_layers
 
     def window_of(self, layer: int) -> int:
-        return (
-            self.layer_window[layer] if layer < self.layers else 0
-        )  # a layer that drafts sees all positions
+        # A layer that drafts sees all positions.
+        return self.layer_window[layer] if layer < self.layers else 0
 
     def is_recurrent(self, layer: int) -> bool:
         return self.window_of(layer) == NO_ATTENTION
