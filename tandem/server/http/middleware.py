@@ -245,8 +245,11 @@ class Middleware:
         )
 
     def _make_room(self, exchange: Exchange, nbytes: int) -> None:
-        """Makes room for a large response: clients that read little of theirs would keep them all in memory. The oldest
-        ones are cut."""
+        """Makes room for a large part of a response: clients that read little of theirs would keep them all in memory.
+        The oldest ones are cut. `nbytes` 0: it was sent."""
+        self._large.pop(exchange, None)
+        if not nbytes:
+            return
         while self._large and sum(self._large.values()) + nbytes > MAX_RESPONSES:
             oldest = next(iter(self._large))
             del self._large[oldest]
@@ -383,6 +386,8 @@ class Exchange:
                 break
         if self._complete:
             await self._wait_until_read()
+        if len(body) > UNREAD:
+            self._make_room(self, 0)
 
     def _is_closing(self) -> bool:
         transport = self.scope.get("tandem.transport")
