@@ -55,7 +55,8 @@ def llama(folder: Path, **options: Any) -> Path:
     return write_folder(folder, LLAMA, llama_tensors("llama", 4, 1), **options)
 
 
-# Architectures whose tensors differ between layers: a folder is refused as an unknown class.
+# Architectures whose tensors differ between layers, and one whose experts are stored by columns: a folder is refused as
+# an unknown class.
 NOT_CONVERTED = {
     "falcon-h1",
     "gemma4",
@@ -68,6 +69,7 @@ NOT_CONVERTED = {
     "qwen35",
     "qwen35moe",
     "qwen3next",
+    "qwen3vlmoe",
 }
 
 
