@@ -60,6 +60,7 @@ def encoder_program(
         groups=len(kv_blocks),
         input_width=width,
         angles=angles,
+        samples=False,
     )
     layout = StepLayout(limits)
     plan = WeightPlan({name: choose(*matrix) for name, matrix in model.matrices().items()})

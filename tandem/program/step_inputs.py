@@ -57,6 +57,7 @@ class StepLimits:
     groups: int = 1  # KV groups
     vocab: int = 0
     input_width: int = 0  # of the rows that the host gives: an image's patches, or embeddings of its tokens
+    samples: bool = True  # tokens; False: an encoder, whose rows are its results
     angles: int = 0  # cosines and sines that the host gives for each token; 0: RoPE has a table by position
 
     @property
@@ -66,7 +67,7 @@ class StepLimits:
     @property
     def adjustments(self) -> int:
         """Logit adjustments of all rows: in the worst case, a row has one for each token of a full context."""
-        return self.logits_rows * (self.blocks * KV_BLOCK + MAX_BIASES + MAX_STOP_IDS)
+        return self.logits_rows * (self.blocks * KV_BLOCK + MAX_BIASES + MAX_STOP_IDS) if self.samples else 0
 
 
 class StepLayout:
