@@ -38,6 +38,7 @@ SMOOTHING = 0.2  # weight of a new measurement in the averages of steps with pro
 MAX_OUTLIER = 2.0  # maximum of a new measurement, as a multiple of the average
 # Blocks between the last two checkpoints of a prompt; four times as many to the one before.
 CHECKPOINT_DISTANCE = 4
+CHECKPOINT_SHARE = 0.25  # of the state slots, at least: sequences that are not admitted yet leave them to checkpoints
 INITIAL_TOKENS = 16  # tokens per prompt until there are measurements
 
 
@@ -180,8 +181,12 @@ class Scheduler:
     def place_states(self, chunk: Chunk) -> None:
         """Chooses the state slots that a chunk reads and writes."""
         states, pool = chunk.sequence.kv.states, self.cache.states
-        # Slots for checkpoints: those that sequences still to be admitted do not need.
-        spare = pool.num_free - (self.limits.sequences - len(self.running)) if pool else 0
+        # Slots for checkpoints: those that sequences still to be admitted do not need. A pool that is smaller than the
+        # batch keeps some for checkpoints: without them each request would read its whole prompt again.
+        spare = 0
+        if pool:
+            reserved = min(self.limits.sequences, int(len(pool.references) * (1 - CHECKPOINT_SHARE)))
+            spare = pool.num_free - max(0, reserved - len(self.running))
         spare = spare if self.prefix_caching else 0
         chunk.source, chunk.targets = self.cache.advance_state(states, chunk.begin, chunk.count, spare)
 

@@ -239,3 +239,19 @@ def test_a_prompt_starts_from_a_checkpoint_of_its_prefix() -> None:
     # A branch leaves a checkpoint behind where it left the text of others.
     computed([*prompt[:160], *[8] * 300])
     assert computed([*prompt[:160], *[9] * 300])[0] <= 300 + KV_BLOCK + 4
+
+
+def test_few_state_slots_for_a_large_batch_hold_checkpoints() -> None:
+    engine = SimulatedEngine(windows=(0,), blocks=(4000,), context=2048, batch=64, tokens=64, states=8)
+    prompt = list(range(1000))
+    for _ in range(2):
+        engine.run(sequence := engine.submit(prompt, SamplingParams(max_tokens=40)))
+    assert sequence.state.cached_prompt_tokens >= 1000 - 2 * KV_BLOCK
+    # The next message of that conversation, while others run.
+    ids = [sampled.id for sampled in sequence.generated]
+    others = [engine.submit([n + 1] * 30, SamplingParams(max_tokens=60)) for n in range(3)]
+    engine.step()
+    follows = engine.submit([*prompt, *ids, *[5] * 40], SamplingParams(max_tokens=4))
+    engine.run(follows, *others)
+    assert follows.state.cached_prompt_tokens >= 1000
+    assert all(len(other.generated) == 60 for other in others)
