@@ -122,6 +122,12 @@ def _serve(commands: Any) -> None:
         help="allow browser requests from this origin (may be repeated)",
     )
     serve.add_argument(
+        "--allow-image-urls",
+        action="append",
+        metavar="HOST",
+        help="fetch images that requests name by an address of this host (may be repeated)",
+    )
+    serve.add_argument(
         "--responses",
         type=Path,
         metavar="FILE",

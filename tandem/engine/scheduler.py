@@ -38,7 +38,8 @@ SMOOTHING = 0.2  # weight of a new measurement in the averages of steps with pro
 MAX_OUTLIER = 2.0  # maximum of a new measurement, as a multiple of the average
 # Blocks between the last two checkpoints of a prompt; four times as many to the one before.
 CHECKPOINT_DISTANCE = 4
-CHECKPOINT_SHARE = 0.25  # of the state slots, at least: sequences that are not admitted yet leave them to checkpoints
+# Of the state slots, at least: sequences that are not admitted yet leave them to checkpoints.
+CHECKPOINT_SHARE = 0.25
 INITIAL_TOKENS = 16  # tokens per prompt until there are measurements
 
 

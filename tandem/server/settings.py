@@ -40,6 +40,9 @@ class ServerSettings:
     keep_alive: float | None = None  # seconds until an idle model is unloaded; None: when memory is needed
     api_keys: Path | None = None  # file with one API key per line; None: no keys are required
     responses: Path | None = None  # SQLite file of stored responses; None: in memory, until the server ends
+    allow_image_urls: tuple[
+        str, ...
+    ] = ()  # hosts that images of requests are fetched from, such as "example.com"
     cors_origins: tuple[str, ...] = ()  # origins of web pages that may call the server; "*": all
     max_body: int = 4 * MiB  # bytes of a request body
     max_prompt: int | None = None  # tokens of a prompt; None: the context
@@ -123,7 +126,7 @@ def _checked(path: Path, name: str, value: Any) -> Any:
     if kind.startswith("tuple") and isinstance(value, list) and all(isinstance(item, str) for item in value):
         return (
             tuple(value)
-            if name in ("cors_origins", "aliases")
+            if name in ("cors_origins", "aliases", "allow_image_urls")
             else tuple(_relative_to(path, item) for item in value)
         )
     if kind.startswith("Path") and isinstance(value, str):

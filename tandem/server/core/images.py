@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -12,6 +12,7 @@ from tandem.engine.image_reader import ImageReader
 from tandem.engine.images import ImageParts
 from tandem.engine.llm import LLM
 from tandem.errors import ContextError, QueueFullError, RequestError
+from tandem.server.core.image_urls import ImageFetcher, RemoteImage
 
 # Content of a message: a text, or texts and images.
 Content = str | list[dict[str, Any]]
@@ -21,8 +22,9 @@ MAX_PIXEL_BYTES = 256 << 20  # of the images of all requests in progress, as enc
 class RequestImages:
     """Reads the images of requests, and limits the memory of those in progress. For one event loop."""
 
-    def __init__(self) -> None:
-        self._reader = ImageReader()
+    def __init__(self, hosts: Collection[str] = ()) -> None:
+        """`hosts`: from which images are fetched that a request names by their address."""
+        self._reader, self._fetcher = ImageReader(), ImageFetcher(hosts)
         self._bytes = 0  # of pixels, of all requests in progress
 
     @asynccontextmanager
@@ -31,12 +33,13 @@ class RequestImages:
         `limit`: tokens that its prompt may have; a prompt whose images alone have more is refused."""
         contents = (message["content"] for message in messages if isinstance(message["content"], list))
         parts = [part for content in contents for part in content if part["type"] == "image"]
-        known, taken, tokens = dict[bytes, ImageParts](), 0, 0
+        known, taken, tokens = dict[bytes | RemoteImage, ImageParts](), 0, 0
         try:
             for part in parts:
                 config = llm.vision(len(parts)).config
                 if (file := part["image"]) not in known:
-                    known[file] = await self._reader.read(file, config)
+                    data = await self._fetcher.fetch(file) if isinstance(file, RemoteImage) else file
+                    known[file] = await self._reader.read(data, config)
                 part["image"] = read = known[file]
                 pixels = [one for one in read if not isinstance(one, str)]
                 tokens += sum(map(config.tokens, pixels))
@@ -56,16 +59,17 @@ class RequestImages:
             self._bytes -= taken
 
     async def close(self) -> None:
+        self._fetcher.close()
         await self._reader.close()
 
 
 def from_url(url: str) -> dict[str, Any]:
-    """The image of a data URL. No other URL is fetched: a server must not request what its users name."""
+    """The image of a data URL, or of an address that is fetched later if the settings allow it."""
+    if not url.startswith("data:"):
+        return {"type": "image", "image": RemoteImage(url)}
     head, comma, data = url.partition(",")
-    if not head.startswith("data:") or not comma or not head.endswith(";base64"):
-        raise RequestError(
-            "an image must be a data URL (data:image/png;base64,...): this server fetches no images"
-        )
+    if not comma or not head.endswith(";base64"):
+        raise RequestError("the data URL of an image must be in base64 (data:image/png;base64,...)")
     return from_base64(data)
 
 

@@ -46,7 +46,7 @@ class Server:
     def __init__(self, models: ModelManager, settings: ServerSettings) -> None:
         self.models, self.settings = models, settings
         self.metrics = Metrics(models)
-        self.grammars, self.images = GrammarChecker(), RequestImages()
+        self.grammars, self.images = GrammarChecker(), RequestImages(settings.allow_image_urls)
         self.responses = ResponseStore(settings.responses)
         self.pulls: dict[str, Any] = {}  # comparable name of a model -> download in progress
         self.failure: Exception | None = None  # why the first model could not be loaded at startup
