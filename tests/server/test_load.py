@@ -42,7 +42,7 @@ async def stream(server: Running, body: bytes) -> tuple[int, int, str]:
                 event = json.loads(line[6:])
                 if "error" in event:
                     return tokens, counted, event["error"]["message"]
-                tokens += bool(event["choices"])
+                tokens += any(choice["delta"].get("content") for choice in event["choices"])
                 counted = (event.get("usage") or {}).get("completion_tokens", counted)
         return tokens, counted, "it was cut"
     finally:
