@@ -337,7 +337,6 @@ def test_posts_that_run_no_model_are_reads() -> None:
         "/chat/completions/input_tokens",
     )
     stored = ("/v1/conversations", "/v1/conversations/{conversation_id}/items")
-    ranks = ("/rerank", "/reranking", "/v1/reranking", "/v1/rerank")
     others = (
         "/tokenize",
         "/detokenize",
@@ -346,7 +345,7 @@ def test_posts_that_run_no_model_are_reads() -> None:
         "/api/show",
         "/api/pull",
     )
-    assert posts - MODEL_PATHS == {*tokens, *stored, *ranks, *others}
+    assert posts - MODEL_PATHS == {*tokens, *stored, *others}
 
 
 def test_a_request_that_fails_as_its_client_leaves_logs_no_traceback(

@@ -112,7 +112,7 @@ def test_an_answer_that_cannot_be_stored_is_answered(smollm2: Running) -> None:
     """The conversation is deleted while the response is generated."""
     _, _, conversation = smollm2.ask("/v1/conversations", {})
     id = conversation["id"]
-    body = {"conversation": id, "max_output_tokens": 40, "input": "a"}
+    body = {"conversation": id, "max_output_tokens": 400, "input": "Write a long story."}
     with ThreadPoolExecutor() as threads:
         answer = threads.submit(smollm2.ask, "/v1/responses", body)
         wait_until(smollm2.running)

@@ -22,6 +22,7 @@ class Api(NamedTuple):
 LLAMA_CPP = (
     "/completion",
     "/infill",
+    "/embedding",
     "/props",
     "/slots",
     "/apply-template",

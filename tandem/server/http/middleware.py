@@ -48,7 +48,8 @@ MODEL_PATHS = frozenset(
             "/infill",
         ),
         *("/v1/responses", "/responses", "/v1/messages", "/v1/embeddings"),
-        *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings"),
+        *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/embedding"),
+        *("/rerank", "/reranking", "/v1/reranking", "/v1/rerank"),
     }
 )
 LIGHT = "served without running a model"  # the kind of their lines in the log

@@ -23,7 +23,7 @@ def faults(page: Page) -> list[tuple[str, str, str]]:
     if page.evaluate("typeof axe") == "undefined":
         page.evaluate(axe_source())
     # Colours are those after transitions.
-    page.evaluate("Promise.all(document.getAnimations().filter(a => a.playState === 'running' "
+    page.evaluate("Promise.allSettled(document.getAnimations().filter(a => a.playState === 'running' "
                   "&& a.effect.getTiming().iterations === 1).map(a => a.finished))")  # fmt: skip
     found = page.evaluate("axe.run(document, {resultTypes: ['violations']}).then(r => r.violations)")
     return [
