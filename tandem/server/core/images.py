@@ -69,7 +69,7 @@ def from_url(url: str) -> dict[str, Any]:
         return {"type": "image", "image": RemoteImage(url)}
     head, comma, data = url.partition(",")
     if not comma or not head.endswith(";base64"):
-        raise RequestError("the data URL of an image must be in base64 (data:image/png;base64,...)")
+        raise RequestError("an image must be a data URL in base64 (data:image/png;base64,...)")
     return from_base64(data)
 
 
