@@ -11,6 +11,7 @@ import pytest
 from tandem.cli.commands import parse
 from tandem.doctor.checks import without_names
 from tandem.server.http.connections import RESERVED_FILES
+from tandem.server.presets import KINDS
 from tandem.server.settings import ServerSettings, read_settings_file
 from tandem.settings import read_settings
 
@@ -21,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 def test_the_settings_file_shows_every_setting_and_its_default(tmp_path: Path) -> None:
     text = (ROOT / "deploy" / "tandem.toml").read_text()
     found = dict(re.findall(r"^# (\w+) = (.*?)(?:  +#.*)?$", text, re.MULTILINE))
-    assert set(found) == {field.name for field in dataclasses.fields(ServerSettings)}
+    assert set(found) == {field.name for field in dataclasses.fields(ServerSettings)} - {"presets"}
     shown = {  # examples of settings without a default
         *("models", "context", "threads", "kv_memory", "gpu_memory", "draft", "keep_alive"),
         *("api_keys", "max_prompt", "aliases", "responses", "disk_cache"),
@@ -31,6 +32,15 @@ def test_the_settings_file_shows_every_setting_and_its_default(tmp_path: Path) -
     assert read_settings_file(file) == ServerSettings()
     file.write_text("".join(f"{name} = {value}\n" for name, value in found.items()))
     assert read_settings_file(file).models == ("smollm2",)
+
+
+def test_the_settings_file_shows_every_setting_of_a_preset(tmp_path: Path) -> None:
+    _, _, text = (ROOT / "deploy" / "tandem.toml").read_text().partition("# [[presets]]\n")
+    lines = [line.removeprefix("#") for line in text.splitlines()]
+    (tmp_path / "tandem.toml").write_text("\n".join(["[[presets]]", *lines]).replace("prompt_lookup =", "# "))
+    [preset] = read_settings_file(tmp_path / "tandem.toml").presets
+    assert set(re.findall(r"^#   (\w+) =", text, re.MULTILINE)) == set(KINDS)
+    assert preset.name == "coder" and preset.pinned and preset.sampling["max_tokens"] == 1000
 
 
 def test_the_unit_starts_an_existing_command() -> None:

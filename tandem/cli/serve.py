@@ -19,6 +19,7 @@ from tandem.model import locate
 from tandem.model.catalogue import DEFAULT_MODEL
 
 if TYPE_CHECKING:
+    from tandem.engine.model_manager import ModelSpec
     from tandem.server.settings import ServerSettings
 
 
@@ -30,10 +31,10 @@ def main(options: argparse.Namespace) -> int:
     options.npu = resolve_npu(options.npu)
     if not options.ray:  # otherwise replicas use the devices of their machines
         check_device(settings.device, options.split, options.placement)
-    if options.synthetic and (options.models or options.ray):
-        raise UsageError("--synthetic serves one model in this process: leave MODEL and --ray out")
+    if options.synthetic and (options.models or options.ray or settings.presets):
+        raise UsageError("--synthetic serves one model in this process: leave MODEL, --ray and presets out")
     with ExitStack() as closing:
-        files = _synthetic_file(options.synthetic, closing) if options.synthetic else _files(settings.models)
+        files = _synthetic_file(options.synthetic, closing) if options.synthetic else _files(settings)
         return _serve(options, settings, files)
 
 
@@ -46,9 +47,8 @@ def _serve(options: argparse.Namespace, settings: ServerSettings, files: dict[st
     if not options.ray:
         tune_at_first_use(settings.device, next(iter(files.values())), options.no_tune)
     engine = {"keep_alive": settings.keep_alive, "queue": settings.max_queue, **_engine(options, settings)}
-    engine["max_unread"] = MAX_UNREAD
-    engine["per_model_options"] = _per_model_options(files, settings.draft, settings.context)
-    app, fatal = _app(options, settings, files, engine, bound.getsockname()[1])
+    engine |= {"max_unread": MAX_UNREAD, "max_wait": settings.timeout}
+    app, fatal = _app(options, settings, _specs(files, settings), engine, bound.getsockname()[1])
     serve(app, settings, bound, fatal)
     return 0
 
@@ -56,7 +56,7 @@ def _serve(options: argparse.Namespace, settings: ServerSettings, files: dict[st
 def _app(
     options: argparse.Namespace,
     settings: ServerSettings,
-    files: dict[str, Path],
+    specs: dict[str, ModelSpec],
     engine: dict[str, Any],
     port: int,
 ) -> tuple[Any, Callable[[], Exception | None]]:
@@ -65,14 +65,18 @@ def _app(
         from tandem.engine.model_manager import ModelManager
         from tandem.server.app import create_app
 
-        app = create_app(ModelManager(files, **engine), settings)
+        app = create_app(ModelManager(specs, **engine), settings)
         return app, app.state.server.fatal
     try:
         from tandem.server.cluster import replicas as cluster
     except ImportError:
         raise RequestError("--ray needs Ray: run `pip install 'tandem-llm[ray]'`") from None
     # A known name is resolved on each machine; other models must have the same path on all of them.
-    specs = {name: name if locate.is_known(name) else str(path.resolve()) for name, path in files.items()}
+    of_presets = {preset.name: preset.file for preset in settings.presets}
+    for name, spec in specs.items():
+        file = of_presets.get(name, name)
+        here = file if locate.is_known(file) else str(Path(spec.file).resolve())
+        specs[name] = dataclasses.replace(spec, file=here)
     front = cluster.start(specs, settings, engine, replicas=options.ray, threads=settings.threads, port=port)
     return front, lambda: None
 
@@ -90,9 +94,10 @@ def _given(options: argparse.Namespace) -> dict[str, Any]:
     }
 
 
-def _files(models: tuple[str, ...]) -> dict[str, Path]:
+def _files(settings: ServerSettings) -> dict[str, Path]:
     """Model name -> file. Missing models are downloaded. Without names: all models in the cache."""
-    if not models:
+    models = settings.models
+    if not models and not settings.presets:
         models = tuple(model.name for model in locate.list_models() if model.files)
         if not models:
             raise RequestError(f"no model is in the cache: try `tandem serve {DEFAULT_MODEL}`")
@@ -103,6 +108,10 @@ def _files(models: tuple[str, ...]) -> dict[str, Path]:
         name = path.stem if Path(model).expanduser() == path else model
         if files.setdefault(name, path) != path:
             raise RequestError(f"two models have the name {name}: rename the file {path}")
+    for preset in settings.presets:
+        if preset.name in files:
+            raise RequestError(f"two models have the name {preset.name}: rename the preset")
+        files[preset.name] = model_file(preset.file)
     return files
 
 
@@ -136,6 +145,22 @@ def _engine(options: argparse.Namespace, settings: ServerSettings) -> dict[str, 
         "placement": options.placement,
         "npu": options.npu,
     }
+
+
+def _specs(files: dict[str, Path], settings: ServerSettings) -> dict[str, ModelSpec]:
+    """Each model's file, and how it is loaded."""
+    from tandem.engine.model_manager import ModelSpec
+
+    options = _per_model_options(files, settings.draft, settings.context)
+    specs = {name: ModelSpec(path, options.get(name, {})) for name, path in files.items()}
+    for preset in settings.presets:
+        given = {**specs[preset.name].options, **preset.options}
+        if preset.draft is not None:
+            given["draft"] = _checked_draft(files[preset.name], draft_file(preset.draft))
+        if preset.draft is not None or preset.prompt_lookup:  # only one of them
+            given = {"prompt_lookup": preset.prompt_lookup or False, "draft": None} | given
+        specs[preset.name] = ModelSpec(files[preset.name], given, preset.keep_alive, preset.pinned)
+    return specs
 
 
 def _per_model_options(

@@ -466,8 +466,11 @@ class LLM:
 
     @property
     def nbytes(self) -> int:
-        """Bytes allocated on the device, including the draft model's."""
-        return sum(self.program.arena_bytes.values()) + (self._draft.nbytes if self._draft else 0)
+        """Bytes allocated on the device, including those of the draft model and of the vision encoder."""
+        encoder = self.engine.encoder
+        programs = [self.program, *([encoder.program] if encoder else [])]
+        drafts = self._draft.nbytes if self._draft else 0
+        return sum(sum(program.arena_bytes.values()) for program in programs) + drafts
 
     @property
     def weight_bytes(self) -> int:

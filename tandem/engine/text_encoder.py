@@ -12,7 +12,8 @@ from typing import NamedTuple
 import numpy as np
 
 from tandem.devices.device import Device, validate_on
-from tandem.errors import DeviceError, RequestError
+from tandem.engine.kv_size import HEADROOM
+from tandem.errors import DeviceError, DoesNotFitError, RequestError
 from tandem.kernels.abi import (
     HEADER_INPUTS,
     HEADER_ROWS,
@@ -66,6 +67,13 @@ class TextEncoder:
         kv_shape = KVCacheShape((blocks,) * limits.groups, "f16" if kv == "q8" else kv)
         self.program = lower(fuse(model.ops(context), plan.layouts), plan, layout, kv_shape)
         validate_on(device, self.program)
+        needed, free = sum(self.program.arena_bytes.values()) + HEADROOM, device.free_memory()[1]
+        if needed > free:
+            raise DoesNotFitError(
+                f"the model and its steps ({needed / 1e9:.1f} GB) do not fit in the {free / 1e9:.1f} GB that are free: "
+                "use a smaller context",
+                missing=int(needed - free),
+            )
         device.allocate(self.program)
         model.load(plan, device, context)
         self._inputs = StepInputs(layout, device.memory("step"))

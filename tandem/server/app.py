@@ -14,6 +14,7 @@ from tandem.server.anthropic import messages
 from tandem.server.core.serving import Server
 from tandem.server.http import errors
 from tandem.server.http.background import start_threads
+from tandem.server.http.errors import LOG
 from tandem.server.llama_cpp import completion, server_info, texts
 from tandem.server.monitoring.metrics import live_router
 from tandem.server.ollama import chat as ollama_chat
@@ -45,6 +46,7 @@ ROUTERS = (
 def create_app(models: ModelManager, settings: ServerSettings) -> FastAPI:
     """An app that serves `models` and closes them when it shuts down."""
     server = Server(models, settings)
+    models.report = LOG.info
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:

@@ -14,6 +14,7 @@ from typing import Any
 from tandem.engine.load_options import disk_bytes
 from tandem.errors import RequestError
 from tandem.files import read_regular
+from tandem.server.presets import Preset, read_preset
 
 MiB = 1 << 20
 MAX_SIZE = MiB  # of a file with settings or API keys
@@ -26,6 +27,7 @@ class ServerSettings:
     host: str = "127.0.0.1"  # only this machine
     port: int = 8000
     models: tuple[str, ...] = ()  # the first one is the default of requests that name none
+    presets: tuple[Preset, ...] = ()  # models with settings of their own
     aliases: tuple[str, ...] = ()  # other names of the first model; "*": every name that no model has
     device: str = "auto"
     context: int | None = None  # maximum tokens of a request, prompt and response together
@@ -122,6 +124,10 @@ def _checked(path: Path, name: str, value: Any) -> Any:
     kinds = {field.name: str(field.type) for field in dataclasses.fields(ServerSettings)}
     if name not in kinds:
         raise RequestError(f"{path}: unknown setting {name}: use one of {', '.join(kinds)}")
+    if name == "presets":
+        if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
+            raise RequestError(f"{path}: presets is no list of tables: begin each with [[presets]]")
+        return tuple(_with_paths(path, read_preset(item)) for item in value)
     kind = kinds[name]
     if kind.startswith("tuple") and isinstance(value, list) and all(isinstance(item, str) for item in value):
         return (
@@ -136,6 +142,12 @@ def _checked(path: Path, name: str, value: Any) -> Any:
     if type(value).__name__ != kind.split(" ")[0]:
         raise RequestError(f"{path}: {name} = {value!r} has the wrong type: use {kind}")
     return value
+
+
+def _with_paths(path: Path, preset: Preset) -> Preset:
+    given = {name: getattr(preset, name) for name in ("file", "draft", "mmproj")}
+    found: dict[str, Any] = {name: _relative_to(path, value) for name, value in given.items() if value}
+    return dataclasses.replace(preset, **found)
 
 
 def _relative_to(path: Path, model: str) -> str:

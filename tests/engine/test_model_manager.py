@@ -20,7 +20,7 @@ from tandem import AsyncLLM
 from tandem.devices.cpu import device as cpu
 from tandem.engine import model_manager as module
 from tandem.engine.kv_size import HEADROOM
-from tandem.engine.model_manager import ModelManager
+from tandem.engine.model_manager import ModelManager, ModelSpec
 from tandem.errors import DeviceLostError, DoesNotFitError, ModelFileError, ModelNotFoundError, RequestError
 from tests.cli.tiny_model import write_tiny_model
 from tests.engine.test_memory import memory
@@ -195,6 +195,79 @@ def test_idle_models_are_closed_least_recently_used_first(
         assert names(models) == ["three", "two"], "nobody was asked to go in vain"
 
     with_models(specs, test)
+
+
+@fast
+def test_models_that_do_not_fit_together_have_time_slices(
+    specs: dict[str, Path], loads: list[Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two clients send one request after the other, each to its own model, with memory for one of them."""
+    answers = {"one": 0, "two": 0}
+
+    async def client(models: ModelManager, name: str, end: float) -> None:
+        while time.monotonic() < end:
+            await answer(models, name, 1)
+            answers[name] += 1
+
+    async def test(models: ModelManager) -> None:
+        await answer(models, "one")
+        with limited(monkeypatch, models.loaded()[0].nbytes * 1.1):
+            begin, first = time.monotonic(), len(loads)
+            await asyncio.gather(*(client(models, name, begin + 1.5) for name in answers))
+            seconds, loading = time.monotonic() - begin, 0.02 * (len(loads) - first)
+        print(answers, f"{loading / seconds:.0%} of the time are loads, at least")
+        assert min(answers.values()) > 0 and len(loads) > first
+        # Each load is tried, found not to fit and done, and then followed by a time slice of four times as long.
+        assert loading < 0.5 * seconds
+
+    with_models(specs, test, max_wait=60)
+
+
+@fast
+def test_a_request_waits_for_memory_in_use(specs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(models: ModelManager) -> None:
+        reports: list[str] = []
+        models.report = reports.append
+        await answer(models, "one")
+        with limited(monkeypatch, models.loaded()[0].nbytes * 1.1):
+            async with models.use("one"):
+                waiting = asyncio.create_task(answer(models, "two"))
+                given_up = asyncio.create_task(answer(models, "three"))
+                await asyncio.sleep(0.3)
+                late = asyncio.create_task(answer(models, "one"))
+                await asyncio.sleep(0.05)
+                assert names(models) == ["one"] and not waiting.done() and not late.done(), (
+                    "its time slice is over"
+                )
+                given_up.cancel()
+            assert len(await waiting) == len(await late) == 5
+            assert "one is unloaded: two needs its memory" in reports
+            async with models.use("one"):
+                models._max_wait = 0.1
+                with pytest.raises(DoesNotFitError, match="being used meanwhile: one"):
+                    await answer(models, "two")
+
+    with_models(specs, test, max_wait=60)
+
+
+@fast
+def test_a_pinned_model_stays(specs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test(models: ModelManager) -> None:
+        models.add("stays", ModelSpec(specs["one"], pinned=True))
+        models.add("other", ModelSpec(specs["one"], {"batch": 1}))
+        assert models.shared_name("stays") == "one" and models.shared_name("other") == "other"
+        await answer(models, "stays", keep_alive=0)
+        await models.unload("one")
+        assert names(models) == ["one"] and models.loaded()[0].pinned
+        room = models.loaded()[0].nbytes * 1.1
+        with limited(monkeypatch, room), pytest.raises(DoesNotFitError, match="pinned: one"):
+            await answer(models, "two")
+        await models.remove("one")
+        assert names(models) == ["stays"] and "one" not in models.names()
+        await models.remove("stays")
+        await until(lambda: not models.loaded())
+
+    with_models(specs, test, max_wait=60)
 
 
 @fast

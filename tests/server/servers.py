@@ -108,12 +108,13 @@ def read_all(connection: socket.socket) -> bytes:
 
 @contextmanager
 def serving(
-    folder: Path, *arguments: str | Path, open_files: int | None = None, **settings: Any
+    folder: Path, *arguments: str | Path, open_files: int | None = None, presets: str = "", **settings: Any
 ) -> Iterator[Running]:
-    """A server on a free port, with its own cache folder; with `open_files` as its limit."""
+    """A server on a free port, with its own cache folder; with `open_files` as its limit. `presets`: in TOML."""
     folder.mkdir(parents=True, exist_ok=True)
     log, file = folder / "server.log", folder / "settings.toml"
-    file.write_text("".join(f"{name} = {json.dumps(value)}\n" for name, value in settings.items()))
+    lines = [f"{name} = {json.dumps(value)}\n" for name, value in settings.items()]
+    file.write_text("".join(lines) + presets)
     env = {**os.environ, "XDG_CACHE_HOME": str(folder / "cache"), "NO_PROXY": "*"}
     options = ["--settings", str(file)] + ([] if "port" in settings else ["--port", "0"])
     command = [sys.executable, "-m", "tandem", "serve", *map(str, arguments), *options]

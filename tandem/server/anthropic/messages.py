@@ -18,7 +18,7 @@ from tandem.server.anthropic.error_body import AnthropicErrorBody
 from tandem.server.core.content_blocks import ContentBlock, block_events, content_blocks
 from tandem.server.core.images import Content, from_base64, from_url
 from tandem.server.core.output_parser import GenerationUsage
-from tandem.server.core.prompt import GenerationRequest, sampling_params
+from tandem.server.core.prompt import GenerationRequest, given_params, sampling_params
 from tandem.server.core.serving import Server, get_server
 from tandem.server.core.tool_calls import Message, Tool, named_tool
 from tandem.server.http.background import run_inline_if_small
@@ -173,7 +173,7 @@ async def messages(request: Request, body: MessagesRequest) -> Response:
         stop=body.stop_sequences or None,
         **generation.params,
     )
-    generation.model = server.model_name(generation.model)
+    generation.model, generation.given = server.model_name(generation.model), given_params(body)
     if body.stream:
         return await stream_response(request, _events(server, generation), "text/event-stream")
     [result] = await cancel_on_disconnect(request, server.generate(generation))

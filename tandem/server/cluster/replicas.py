@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -25,7 +26,7 @@ from ray.serve.config import AutoscalingConfig, RequestRouterConfig
 from ray.serve.exceptions import RayServeException
 from ray.serve.request_router import RequestRouter
 
-from tandem.engine.model_manager import ModelManager
+from tandem.engine.model_manager import ModelManager, ModelSpec
 from tandem.errors import DeviceError, RequestError
 from tandem.model import locate
 from tandem.server.app import create_app
@@ -99,10 +100,13 @@ class Replica:
     """The app as a Ray Serve deployment."""
 
     async def __init__(  # type: ignore[misc]
-        self, specs: Mapping[str, str], settings: ServerSettings, options: dict[str, Any]
+        self, specs: Mapping[str, ModelSpec], settings: ServerSettings, options: dict[str, Any]
     ) -> None:
-        files = {name: locate.resolve(model, pull=True) for name, model in specs.items()}
-        self.models = models = ModelManager(files, **options)
+        found = {
+            name: replace(spec, file=locate.resolve(str(spec.file), pull=True))
+            for name, spec in specs.items()
+        }
+        self.models = models = ModelManager(found, **options)
         self.app = create_app(models, settings)
         self._life = self.app.router.lifespan_context(self.app)
         await self._life.__aenter__()
@@ -259,7 +263,7 @@ async def _fail(path: str, kind: bytes | None, send: Send) -> None:
 
 
 def start(
-    specs: Mapping[str, str],
+    specs: Mapping[str, ModelSpec],
     settings: ServerSettings,
     options: dict[str, Any],
     *,

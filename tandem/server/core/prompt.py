@@ -9,6 +9,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from pydantic import BaseModel
+
 from tandem.engine.images import with_context
 from tandem.engine.llm import LLM
 from tandem.engine.params import CONSTRAINTS, SamplingParams
@@ -24,6 +26,7 @@ from tandem.server.core.schemas import quoted
 from tandem.server.core.tool_calls import Message, Tool
 from tandem.server.core.tool_formats import HARMONY as HARMONY_CALLS
 from tandem.server.core.tool_formats import HERMES, ToolFormat, tool_format_for
+from tandem.server.presets import SAMPLING, Preset
 
 WHOLE_CONTEXT = 2**31  # as `max_tokens`: generate until the context is full
 DEFAULT_MIN_P = 0.1
@@ -57,6 +60,7 @@ class GenerationRequest:
     truncate: bool = False  # leave the oldest messages out if the prompt is too long
     dropped_messages: int = 0  # how many were left out
     keep_alive: float | None = None  # seconds that the model stays loaded; None: the server's setting
+    given: frozenset[str] = frozenset()  # the `params` that the client has set; a preset may set the others
 
 
 def sampling_params(
@@ -77,6 +81,31 @@ def sampling_params(
     return {"temperature": 1.0 if temperature is None else temperature} | {
         name: value for name, value in given.items() if value is not None
     }
+
+
+# Fields of requests -> those of SamplingParams.
+PARAM_NAMES = {name: name for name in SAMPLING} | {
+    "max_completion_tokens": "max_tokens", "max_output_tokens": "max_tokens", "num_predict": "max_tokens",
+    "n_predict": "max_tokens", "repetition_penalty": "repeat_penalty", "stop_sequences": "stop",
+}  # fmt: skip
+
+
+def given_params(body: BaseModel | None) -> frozenset[str]:
+    """The parameters of SamplingParams that a request sets."""
+    values = {} if body is None else {name: getattr(body, name) for name in body.model_fields_set}
+    given = {PARAM_NAMES[name] for name, value in values.items() if value is not None and name in PARAM_NAMES}
+    return frozenset(given | ({"top_k"} if values.get("top_p") == 0 else set()))  # greedy
+
+
+def with_preset(request: GenerationRequest, preset: Preset) -> None:
+    """Sets what a preset has and the request has not."""
+    defaults = {name: value for name, value in preset.sampling.items() if name not in request.given}
+    request.params = {**request.params, **defaults}
+    if request.prompt is None and not request.context:
+        begun = [dict(message) for message in preset.messages]
+        if preset.system and not any(one["role"] == "system" for one in request.messages):
+            begun.insert(0, {"role": "system", "content": preset.system})
+        request.messages = [*begun, *request.messages]
 
 
 @dataclass(frozen=True)

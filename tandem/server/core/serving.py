@@ -29,7 +29,7 @@ from tandem.errors import (
 from tandem.kernels.kernel import Array
 from tandem.server.core.images import RequestImages
 from tandem.server.core.output_parser import Delta, GenerationResult, GenerationUsage, OutputParser
-from tandem.server.core.prompt import GenerationRequest, Prompt, build_prompt, drop_oldest
+from tandem.server.core.prompt import GenerationRequest, Prompt, build_prompt, drop_oldest, with_preset
 from tandem.server.core.response_store import ResponseStore
 from tandem.server.http.background import run_in_thread
 from tandem.server.http.errors import LOG, message_of
@@ -48,21 +48,26 @@ class Server:
         self.metrics = Metrics(models)
         self.grammars, self.images = GrammarChecker(), RequestImages(settings.allow_image_urls)
         self.responses = ResponseStore(settings.responses)
+        self.presets = {preset.name: preset for preset in settings.presets}
         self.pulls: dict[str, Any] = {}  # comparable name of a model -> download in progress
         self.failure: Exception | None = None  # why the first model could not be loaded at startup
         self._first: asyncio.Task[None] | None = None  # loads the first model
+        self._pinned: list[asyncio.Task[None]] = []  # load those that stay loaded
 
     def start(self) -> None:
-        """Starts to load the first model, before the first request needs it."""
-        if self.models.names():
-            self._first = asyncio.get_running_loop().create_task(self._load(self.models.names()[0]))
+        """Starts to load the first model, before the first request needs it, and those that stay loaded."""
+        start = asyncio.get_running_loop().create_task
+        if names := self.models.names():
+            self._first = start(self._load(names[0]))
+            self._pinned = [start(self._load(name)) for name in names[1:] if self.models.spec(name).pinned]
 
     async def _load(self, name: str) -> None:
         try:
             async with self.models.use(name) as llm:
                 LOG.info("%s is ready on %s", name, llm.llm.device.describe())
         except Exception as error:
-            self.failure = error
+            if name == self.models.names()[0]:
+                self.failure = error
             unexpected = None if isinstance(error, TandemError) else error
             LOG.error("%s cannot be loaded: %s", name, error, exc_info=unexpected)
 
@@ -104,6 +109,7 @@ class Server:
         generator cancels them."""
         _check_count(requests)
         name = self.model_name(requests[0].model)
+        self._apply_preset(name, *requests)
         async with (
             self.models.use(name, keep_alive=requests[0].keep_alive) as llm,
             AsyncExitStack() as images,
@@ -133,8 +139,14 @@ class Server:
                 results[delta.index].add(delta)
         return results
 
+    def _apply_preset(self, name: str, *requests: GenerationRequest) -> None:
+        if preset := self.presets.get(name):
+            for request in requests:
+                with_preset(request, preset)
+
     async def prompt_ids(self, llm: AsyncLLM, request: GenerationRequest) -> list[int]:
         """The tokens of a request's prompt, which may be longer than the context."""
+        self._apply_preset(self.model_name(request.model), request)
         async with self.images.read(llm.llm, request.messages):
             return (await run_in_thread(build_prompt, llm.llm, request)).ids
 

@@ -16,7 +16,7 @@ from tandem.errors import RequestError
 from tandem.model.tokenizer import Tokenizer
 from tandem.program.step_inputs import MAX_BIASES
 from tandem.server.core.output_parser import Delta, GenerationResult
-from tandem.server.core.prompt import WHOLE_CONTEXT, GenerationRequest
+from tandem.server.core.prompt import WHOLE_CONTEXT, GenerationRequest, given_params
 from tandem.server.core.serving import Server, get_server
 from tandem.server.core.timings import Timings, timings
 from tandem.server.http.background import run_in_thread
@@ -179,7 +179,8 @@ async def completion(request: Request, body: CompletionRequest) -> Response:
     server = get_server(request)
     prompts, is_list = _each_prompt(body.prompt)
     params = await _params(server, body)
-    generation = [GenerationRequest(body.model, prompt, params=dict(params)) for prompt in prompts]
+    given = given_params(body)
+    generation = [GenerationRequest(body.model, prompt, params=params, given=given) for prompt in prompts]
     return await _respond(request, server, body, generation, is_list)
 
 
@@ -194,6 +195,7 @@ async def infill(request: Request, body: InfillRequest) -> Response:
         body.input_suffix,
         files,
         params=await _params(server, body),
+        given=given_params(body),
     )
     return await _respond(request, server, body, [generation], False)
 
@@ -262,7 +264,8 @@ async def _respond(
 
 def _context(server: Server, name: str) -> int:
     """The context of a model that has just been used."""
-    return next((one.llm.llm.context for one in server.models.loaded() if one.name == name), 0)
+    shared = server.models.shared_name(name)
+    return next((one.llm.llm.context for one in server.models.loaded() if one.name == shared), 0)
 
 
 def _final(

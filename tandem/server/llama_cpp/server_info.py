@@ -62,7 +62,9 @@ async def props(request: Request, model: str | None = None) -> Props:
     async with server.models.use(name) as llm:
         tokenizer = llm.llm.tokenizer
         bos, eos = ("" if id is None else tokenizer.piece(id) for id in (tokenizer.bos_id, tokenizer.eos_id))
-        params = settings_body(CompletionRequest(prompt=""))
+        preset = server.presets.get(name)
+        params = settings_body(CompletionRequest(prompt="")) | dict(preset.sampling if preset else {})
+        params["n_predict"] = params["max_tokens"]
         return Props(
             default_generation_settings={"n_ctx": llm.llm.context, "params": params},
             total_slots=server.settings.batch,
@@ -104,7 +106,7 @@ def _generation_request(body: ApplyTemplateRequest) -> GenerationRequest:
     if body.add_generation_prompt is not None:
         variables["add_generation_prompt"] = body.add_generation_prompt
     return GenerationRequest(
-        None,
+        body.model,
         messages=[message(one) for one in body.messages],
         tools=[tool(one.function) for one in body.tools or []],
         template_kwargs=variables,

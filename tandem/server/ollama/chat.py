@@ -19,7 +19,7 @@ from typing_extensions import TypedDict
 from tandem.engine.images import images_in
 from tandem.server.core.images import Content, content_of, from_base64
 from tandem.server.core.output_parser import Delta, GenerationResult, GenerationUsage
-from tandem.server.core.prompt import WHOLE_CONTEXT, GenerationRequest
+from tandem.server.core.prompt import WHOLE_CONTEXT, GenerationRequest, given_params
 from tandem.server.core.serving import Server, get_server
 from tandem.server.core.tool_calls import Message, ToolCall
 from tandem.server.http.background import run_inline_if_small
@@ -144,6 +144,7 @@ class CommonRequest(StrictModel):
         return GenerationRequest(
             name,
             params=params,
+            given=given_params(self.options),
             template_kwargs=template_kwargs,
             keep_alive=_keep_alive(server, self.keep_alive),
             **fields,

@@ -18,7 +18,13 @@ from tandem.engine.output import TokenLogprob
 from tandem.errors import RequestError
 from tandem.program.step_inputs import MAX_BIASES
 from tandem.server.core.output_parser import NO_USAGE, Delta, GenerationResult, GenerationUsage, total_usage
-from tandem.server.core.prompt import WHOLE_CONTEXT, GenerationRequest, sampling_params, with_verbosity
+from tandem.server.core.prompt import (
+    WHOLE_CONTEXT,
+    GenerationRequest,
+    given_params,
+    sampling_params,
+    with_verbosity,
+)
 from tandem.server.core.serving import Server, get_server
 from tandem.server.core.timings import Timings, timings
 from tandem.server.core.tool_calls import Message, Tool, ToolCall, named_tool
@@ -357,6 +363,7 @@ def generation_request(body: ChatRequest) -> GenerationRequest:
         body.model,
         messages=with_verbosity([message(one) for one in body.messages], body.verbosity),
         params=params,
+        given=given_params(body),
         n=body.n or 1,
         tools=tools,
         tool_choice=choice,

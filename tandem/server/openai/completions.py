@@ -15,7 +15,7 @@ from typing_extensions import TypedDict
 from tandem.engine.output import TokenLogprob
 from tandem.errors import RequestError
 from tandem.server.core.output_parser import Delta, GenerationResult, GenerationUsage, total_usage
-from tandem.server.core.prompt import WHOLE_CONTEXT, GenerationRequest
+from tandem.server.core.prompt import WHOLE_CONTEXT, GenerationRequest, given_params
 from tandem.server.core.serving import Server, get_server
 from tandem.server.core.timings import Timings
 from tandem.server.http.background import run_inline_if_small
@@ -138,7 +138,9 @@ def generation_requests(body: CompletionRequest, model: str) -> list[GenerationR
             raise RequestError("best_of above n needs the whole response: leave stream and echo out")
         params.setdefault("logprobs", 0)
     return [
-        GenerationRequest(model, prompt, suffix, params=params, n=best_of, echo=echo)
+        GenerationRequest(
+            model, prompt, suffix, params=params, given=given_params(body), n=best_of, echo=echo
+        )
         for prompt in each_prompt(body.prompt)
     ]
 

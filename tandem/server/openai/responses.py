@@ -18,7 +18,13 @@ from tandem.errors import RequestError, ResponseNotFoundError, ResponseStoreErro
 from tandem.server.core.content_blocks import BlockEvent, ContentBlock, block_events, content_blocks
 from tandem.server.core.images import Content, content_of, from_url, text_of
 from tandem.server.core.output_parser import GenerationUsage
-from tandem.server.core.prompt import WHOLE_CONTEXT, GenerationRequest, sampling_params, with_verbosity
+from tandem.server.core.prompt import (
+    WHOLE_CONTEXT,
+    GenerationRequest,
+    given_params,
+    sampling_params,
+    with_verbosity,
+)
 from tandem.server.core.response_store import Item, Page, StoredItem, check_size, parsed, stored_items
 from tandem.server.core.serving import Server, get_server
 from tandem.server.core.tool_calls import Message, Tool, named_tool
@@ -380,6 +386,7 @@ def generation_request(body: ResponsesRequest, items: list[InputItem]) -> Genera
         body.model,
         messages=with_verbosity(_messages(body, items), body.text.verbosity if body.text else None),
         params=params,
+        given=given_params(body),
         tools=tools,
         tool_choice=choice,
         truncate=body.truncation == "auto",
