@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import random
 import resource
 import selectors
 import socket
@@ -28,8 +29,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.hostile import stall_attacks
+from tests.hostile.cores import SERVER, apart, pinning
 from tests.hostile.streams import Streams
-from tests.server.servers import PATIENCE, Running, post, read_all
+from tests.server.servers import PATIENCE, Running, post, read_all, serving
 
 CHAT = "/v1/chat/completions"
 MiB = 1 << 20
@@ -63,6 +65,19 @@ class Harm:
             return shown
         gaps = f"{self.quiet_gap * 1e3:.0f} ms in quiet, at most {max(self.gaps) * 1e3:.0f} ms"
         return f"{shown}, gaps {gaps} ({self.gap:.1f}x)"
+
+
+@contextmanager
+def serving_streams(folder: Path, model: Path, *options: str, cores: int = SERVER) -> Iterator[Running]:
+    """A server for 8 streams beside attacks. All of its KV cache has been written: pages that streams are the first to
+    use, 24 KB for a token, are no harm that an attack does."""
+    context, batch, chance, places = 2048, 16, random.Random(16), apart(cores)
+    own = places and places.server
+    with serving(folder, model, *options, open_files=1024, cores=own, context=context, batch=batch) as server:
+        for _ in range(batch):
+            ids = chance.choices(range(1000, 40_000), k=context - 2)
+            assert server.ask("/v1/completions", {"prompt": ids, "max_tokens": 1})[0] == 200
+        yield server
 
 
 @contextmanager
@@ -112,6 +127,8 @@ def _resident(pid: str) -> int:
 
 
 def _probe(server: Running, harm: Harm, memory: int, done: threading.Event) -> None:
+    if places := apart():
+        os.sched_setaffinity(0, places.clients)  # this thread
     while not done.wait(PROBE_SECONDS):
         begun = time.perf_counter()
         try:
@@ -130,7 +147,9 @@ def _probe(server: Running, harm: Harm, memory: int, done: threading.Event) -> N
 def attacking(server: Running, *names: str) -> Iterator[None]:
     """Runs attacks until the block ends, each in a process with a low priority: its time is not the server's."""
     commands = [[sys.executable, "-m", "tests.hostile.attacks", server.url, name] for name in names]
-    attackers = [subprocess.Popen(command, stdout=subprocess.PIPE) for command in commands]
+    places = apart()
+    pin = pinning(places and places.attackers)
+    attackers = [subprocess.Popen(command, stdout=subprocess.PIPE, preexec_fn=pin) for command in commands]
     try:
         for attacker in attackers:
             assert attacker.stdout and attacker.stdout.readline() == b"begun\n"

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 
+from tests.hostile.cores import apart, pinning
 from tests.server.servers import post
 
 STORY = {
@@ -32,7 +33,9 @@ class Streams:
 
     def __enter__(self) -> Streams:
         pipe = subprocess.PIPE
-        self._process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe)
+        places = apart()
+        pin = pinning(places and places.clients)
+        self._process = subprocess.Popen(self._command, stdin=pipe, stdout=pipe, preexec_fn=pin)
         assert self._process.stdout and self._process.stdout.readline() == b"begun\n"
         return self
 

@@ -108,9 +108,15 @@ def read_all(connection: socket.socket) -> bytes:
 
 @contextmanager
 def serving(
-    folder: Path, *arguments: str | Path, open_files: int | None = None, presets: str = "", **settings: Any
+    folder: Path,
+    *arguments: str | Path,
+    open_files: int | None = None,
+    cores: frozenset[int] | None = None,
+    presets: str = "",
+    **settings: Any,
 ) -> Iterator[Running]:
-    """A server on a free port, with its own cache folder; with `open_files` as its limit. `presets`: in TOML."""
+    """A server on a free port, with its own cache folder; with `open_files` as its limit, and on `cores` only.
+    `presets`: in TOML."""
     folder.mkdir(parents=True, exist_ok=True)
     log, file = folder / "server.log", folder / "settings.toml"
     lines = [f"{name} = {json.dumps(value)}\n" for name, value in settings.items()]
@@ -122,6 +128,8 @@ def serving(
     def limit() -> None:
         if open_files:
             resource.setrlimit(resource.RLIMIT_NOFILE, (open_files, open_files))
+        if cores:
+            os.sched_setaffinity(0, cores)
 
     with log.open("wb") as out:
         process = subprocess.Popen(command, stdout=out, stderr=out, env=env, preexec_fn=limit)
