@@ -31,6 +31,7 @@ from tandem.errors import (
     QueueFullError,
     RequestError,
     TandemError,
+    UnsupportedModelError,
 )
 from tandem.kernels.kernel import Array
 
@@ -307,7 +308,7 @@ class AsyncLLM:
         result: Array | BaseException | None
         try:
             result = self._driver.forward(first.work)
-        except RequestError as error:
+        except (RequestError, UnsupportedModelError) as error:
             result = error
         del self._embeddings[first]
         if result is None:

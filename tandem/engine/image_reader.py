@@ -34,14 +34,14 @@ class ImageReader:
     def __init__(self) -> None:
         self._quick, self._slow = (JobProcess(__name__, "image", limits) for limits in (QUICK, SLOW))
 
-    async def read(self, source: bytes, vision: VisionConfig) -> ImageParts:
+    async def read(self, source: bytes | bytearray, vision: VisionConfig) -> ImageParts:
         """Reads a file, and makes of it what the encoder takes. Raises RequestError as `read_image` does,
         QueueFullError if too many others wait, and OutOfMemoryError if a process cannot start or is killed."""
         config = pickle.dumps(vision)
-        job = SIZE.pack(len(config)) + config + source
-        ended, result = await self._quick.run(job)
+        job = SIZE.pack(len(config)), config, source
+        ended, result = await self._quick.run(*job)
         if ended in (OUT_OF_TIME, OUT_OF_WALL):
-            ended, result = await self._slow.run(job)
+            ended, result = await self._slow.run(*job)
         if ended == OUT_OF_WALL:
             raise QueueFullError("an image takes too long on a busy server: give a smaller one, or try again")
         if ended in (OUT_OF_TIME, *CRASHED):

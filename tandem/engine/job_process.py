@@ -16,7 +16,7 @@ import signal
 import struct
 import sys
 from asyncio.subprocess import DEVNULL, PIPE, Process
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -48,9 +48,10 @@ class JobProcess:
         self._lock, self._starting = asyncio.Lock(), asyncio.Lock()
         self._process: Process | None = None
 
-    async def run(self, job: bytes) -> tuple[int, bytes]:
-        """Returns how the child that did the job ended (0, or a negative signal number), and the result. Raises
-        QueueFullError if too many others wait, OutOfMemoryError if the process cannot start or is killed.
+    async def run(self, *job: bytes | bytearray) -> tuple[int, bytes]:
+        """Does a job, whose parts are sent one after the other. Returns how the child that did it ended (0, or a
+        negative signal number), and the result. Raises QueueFullError if too many others wait, OutOfMemoryError if the
+        process cannot start or is killed.
 
         A job that has begun goes on if the caller is cancelled: otherwise the process would have to start again for
         each client that leaves, and the others would wait for it."""
@@ -64,13 +65,14 @@ class JobProcess:
         begun.add_done_callback(lambda task: task.cancelled() or task.exception())  # the caller may have left
         return await asyncio.shield(begun)
 
-    async def _run(self, job: bytes) -> tuple[int, bytes]:
+    async def _run(self, job: Sequence[bytes | bytearray]) -> tuple[int, bytes]:
         """Does a job, and releases the lock."""
         try:
             process = await self._started()
             assert process.stdin
-            process.stdin.write(REQUEST.pack(len(job), self._limits.seconds, self._limits.wall))
-            process.stdin.write(job)
+            process.stdin.write(REQUEST.pack(sum(map(len, job)), self._limits.seconds, self._limits.wall))
+            for part in job:
+                process.stdin.write(part)
             async with asyncio.timeout(self._limits.wall + ANSWER):
                 return await self._answer(process)
         except TimeoutError:

@@ -24,7 +24,7 @@ from tandem.engine.output import OutputReader, Result, Token, TokenLogprob, Usag
 from tandem.engine.speculation import Proposer
 from tandem.engine.stats import EngineStats
 from tandem.engine.text_encoder import NO_RANKER, POOLINGS, TextTokens
-from tandem.errors import RequestError, TandemError
+from tandem.errors import RequestError, TandemError, UnsupportedModelError
 from tandem.interrupts import deferred
 from tandem.kernels.kernel import Array
 from tandem.model.locate import resolve
@@ -366,7 +366,7 @@ class LLM:
             parts = encoder.embed([TextTokens(ids) for ids in texts], chosen)
         else:
             parts = self._embedding(texts, chosen)
-        return ((one[0] if is_one else one) if one is not None else None for one in parts)
+        return ((one[0] if is_one else one) if one is not None else None for one in self._finite(parts))
 
     def embedding_ids(self, text: str | list[int], *, truncate: bool = False) -> list[int]:
         """Returns the token ids of a text to embed, which fits into the context."""
@@ -402,7 +402,17 @@ class LLM:
         """Runs `rerank` in parts, for `driver.forward`, as `embedding` does."""
         if not (encoder := self.engine.text_encoder):
             raise RequestError(NO_RANKER)
-        return encoder.score(pairs)
+        return self._finite(encoder.score(pairs))
+
+    def _finite(self, parts: Generator[Array | None]) -> Generator[Array | None]:
+        """The same parts. JSON has no infinity, and clients sort by these numbers."""
+        with closing(parts):
+            for part in parts:
+                if part is not None and not np.isfinite(part).all():
+                    raise UnsupportedModelError(
+                        f"{self._model.gguf.path.name} gives numbers that are not finite: fetch the file again"
+                    )
+                yield part
 
     @property
     def ranks(self) -> bool:

@@ -30,6 +30,7 @@ from tandem.errors import ContextError, StateFileError, TandemError
 from tandem.gguf.file import GGUF
 from tandem.gguf.formats import FORMATS, Format
 from tests.gguf_files import Key, Tensor, build, tiny_keys, tiny_tensors
+from tests.models.draft_heads import write_with_draft_head
 from tests.models.test_bad_files import address_space
 from tests.models.test_reference import GOLDENS
 
@@ -64,8 +65,7 @@ PROMPT = list(range(3, 40))
 class Golden:
     """A sound file, and where its header ends and has values."""
 
-    def __init__(self, name: str) -> None:
-        path = GOLDENS / f"{name}.gguf"
+    def __init__(self, path: Path) -> None:
         self.data = path.read_bytes()
         with GGUF.open(path) as gguf:
             self.values = list(gguf._value_at.values())
@@ -104,7 +104,9 @@ def change_value(data: bytearray, at: int, rng: random.Random) -> None:
 def mutated(rng: random.Random, name: str = "") -> bytes:
     """A golden model with some bytes changed, in its values, types, names, tensor infos or weights."""
     name = name or rng.choice(MODELS)
-    golden = GOLDEN.setdefault(name, Golden(name))
+    if name not in GOLDEN:
+        GOLDEN[name] = Golden(GOLDENS / f"{name}.gguf")
+    golden = GOLDEN[name]
     data = bytearray(golden.data)
     for _ in range(rng.choice((1, 1, 1, 2, 3, 8))):
         kind = rng.random()
@@ -255,7 +257,43 @@ def run_file(folder: Path, number: int) -> None:
         assert str(error) and "\n" not in str(error)
 
 
-# ---- vision encoders
+# ---- models that embed and rank texts, those with draft heads, and vision encoders
+
+TEXT_ENCODERS = tuple(sorted(path.stem for path in (GOLDENS / "encoders").glob("*.gguf")))
+WITH_DRAFT_HEAD = ("qwen35", "qwen35moe", "qwen3next", "glm4moe")
+
+
+def run_text_encoder(folder: Path, number: int) -> None:
+    """Loads model `number` and embeds texts: the vectors are finite, or an error says what is wrong."""
+    rng = random.Random(number)
+    path, texts = folder / "generated.gguf", ["hello world", "a b c a b"]
+    path.write_bytes(mutated(rng, f"encoders/{rng.choice(TEXT_ENCODERS)}"))
+    try:
+        with LLM(path, device="cpu", threads=1, context=rng.choice((None, 16, 64)), batch=2) as llm:
+            first, again = (llm.embed(texts) for _ in range(2))
+            assert np.array_equal(first, again) and np.isfinite(first).all()
+            if llm.ranks:
+                assert np.isfinite(llm.rerank("b", texts)).all()
+    except TandemError as error:
+        assert str(error) and "\n" not in str(error)
+
+
+def run_draft_head(folder: Path, number: int) -> None:
+    """Loads model `number` and generates tokens, its draft head proposing them."""
+    rng = random.Random(number)
+    name = rng.choice(WITH_DRAFT_HEAD)
+    if (key := f"{name} with a draft head") not in GOLDEN:
+        GOLDEN[key] = Golden(write_with_draft_head(folder / f"{name}.gguf", name))
+    path = folder / "generated.gguf"
+    path.write_bytes(mutated(rng, key))
+    try:
+        with LLM(path, device="cpu", threads=1, context=64, batch=1, kv_memory=1e7, draft="mtp") as llm:
+            prompt = [token % llm.config["vocab"] for token in PROMPT[:9]]
+            first, again = (llm.generate(prompt, max_tokens=6, temperature=0).token_ids for _ in range(2))
+            assert first == again and llm.engine.cache.free_blocks == llm.engine.cache.blocks
+    except TandemError as error:
+        assert str(error) and "\n" not in str(error)
+
 
 ENCODERS = tuple(
     sorted(path.stem.removeprefix("mmproj-") for path in (GOLDENS / "vision").glob("mmproj-*.gguf"))
@@ -263,12 +301,16 @@ ENCODERS = tuple(
 
 
 def run_mmproj(folder: Path, number: int) -> None:
-    """Loads encoder `number` beside its model, and encodes an image: there are embeddings, or an error says what is
-    wrong."""
+    """Loads encoder `number` beside its model, of which one is sound, and encodes an image: there are embeddings, or an
+    error says what is wrong."""
     rng = random.Random(number)
     name = rng.choice(ENCODERS)
-    path, model = folder / f"mmproj-{name}.gguf", GOLDENS / "vision" / f"{name}.gguf"
-    path.write_bytes(mutated(rng, f"vision/mmproj-{name}"))
+    paths = [GOLDENS / "vision" / f"{stem}.gguf" for stem in (f"mmproj-{name}", name)]
+    odd = rng.random() < 0.3  # the language model
+    data = mutated(rng, f"vision/{paths[odd].stem}")
+    paths[odd] = folder / paths[odd].name
+    paths[odd].write_bytes(data)
+    path, model = paths
     picture = np.frombuffer(rng.randbytes(3 * 40 * 60), np.uint8).reshape(40, 60, 3)
     content = [{"type": "image", "image": Pillow.fromarray(picture)}, {"type": "text", "text": "a"}]
     try:

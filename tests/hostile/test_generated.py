@@ -4,6 +4,8 @@ is wrong."""
 from __future__ import annotations
 
 import json
+import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -17,10 +19,21 @@ from tests.cli.tiny_model import write_tiny_model
 from tests.gguf_files import Key, write
 from tests.hostile import generated
 from tests.hostile.conversions import run_conversion
-from tests.hostile.generated import PROMPT, STATES_OF, run_cases, run_file, run_mmproj, run_state
+from tests.hostile.generated import (
+    GOLDENS,
+    PROMPT,
+    STATES_OF,
+    run_cases,
+    run_draft_head,
+    run_file,
+    run_mmproj,
+    run_state,
+    run_text_encoder,
+)
+from tests.server.servers import serving
 
 # In a soak; `make test` runs a part.
-FILES, STATES, ENCODER_FILES, FOLDERS = 100_000, 10_000, 10_000, 20_000
+FILES, STATES, OTHER_FILES, ENCODER_FILES, FOLDERS = 100_000, 10_000, 10_000, 10_000, 20_000
 
 
 @pytest.mark.parametrize("count", [FILES // 100, pytest.param(FILES, marks=pytest.mark.soak)])
@@ -43,6 +56,13 @@ def test_saved_states(name: str, count: int, tmp_path: Path) -> None:
         run_state(opened[0], sound, tmp_path, number)
 
     problems = run_cases(case, range(count))
+    assert not problems, "\n".join(problems)
+
+
+@pytest.mark.parametrize("run", [run_text_encoder, run_draft_head])
+@pytest.mark.parametrize("count", [OTHER_FILES // 100, pytest.param(OTHER_FILES, marks=pytest.mark.soak)])
+def test_other_model_files(run: Callable[[Path, int], None], count: int, tmp_path: Path) -> None:
+    problems = run_cases(lambda number: run(tmp_path, number), range(count))
     assert not problems, "\n".join(problems)
 
 
@@ -88,3 +108,30 @@ def test_metadata_of_any_size_makes_a_small_response(tmp_path: Path) -> None:
         assert len(json.dumps(_model_info("tiny", file))) < 1_000_000
     with LLM(path, device="cpu", threads=1, context=64, batch=1) as llm:
         assert llm.chat_template == ""
+
+
+def test_results_that_are_not_finite_are_an_error_in_every_api(tmp_path: Path) -> None:
+    """They were tracebacks, and NaN where clients read JSON."""
+    changed = {"encoders/bert-rank": "token_embd_norm.weight", "llama": "output_norm.weight"}
+    for name, tensor in changed.items():
+        data = bytearray((GOLDENS / f"{name}.gguf").read_bytes())
+        with GGUF.open(GOLDENS / f"{name}.gguf") as gguf:
+            struct.pack_into("<f", data, gguf.tensors[tensor].offset, float("nan"))
+        (tmp_path / Path(f"{name}.gguf").name).write_bytes(data)
+    models = (tmp_path / "bert-rank.gguf", tmp_path / "llama.gguf", "--device", "cpu", "--threads", "1")
+    with serving(tmp_path, *models, context=100, shutdown=2) as server:
+        for model in ("bert-rank", "llama"):
+            for path, body in (
+                ("/v1/embeddings", {"input": "a"}),
+                ("/v1/embeddings", {"input": ["a"] * 300}),
+                ("/v1/embeddings", {"input": "a", "encoding_format": "base64"}),
+                ("/embedding", {"content": "a"}),
+                ("/api/embed", {"input": "a"}),
+                ("/api/embeddings", {"prompt": "a"}),
+            ):
+                status, _, answer = server.ask(path, {"model": model, **body})
+                assert status == 503 and "not finite: fetch the file again" in str(answer), (path, answer)
+        query = {"model": "bert-rank", "query": "a", "documents": ["b", "c"]}
+        assert server.ask("/v1/rerank", query)[0] == 503
+        assert server.ask("/v1/completions", {"model": "llama", "prompt": "a", "max_tokens": 2})[0] == 200
+        assert "Traceback" not in server.log.read_text()

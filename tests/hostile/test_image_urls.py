@@ -15,9 +15,12 @@ from typing import Any
 
 import pytest
 
+from tandem import LLM
+from tandem.engine.images import ImageParts
 from tandem.errors import QueueFullError, RequestError
 from tandem.server.core import image_urls
 from tandem.server.core.image_urls import ImageFetcher, RemoteImage
+from tandem.server.core.images import RequestImages
 from tests.engine.test_images import as_png, picture
 from tests.hostile.attacks import CHAT
 from tests.models.test_vision import GOLDENS
@@ -72,7 +75,8 @@ def fetched(url: str, *hosts: str) -> bytes:
     async def run() -> bytes:
         fetcher = ImageFetcher(hosts)
         try:
-            return await fetcher.fetch(RemoteImage(url))
+            async with fetcher.fetched(RemoteImage(url)) as data:
+                return bytes(data)
         finally:
             fetcher.close()
 
@@ -162,9 +166,13 @@ def test_too_many_fetches_wait_for_nobody(host: str, monkeypatch: pytest.MonkeyP
 
     async def run() -> list[Any]:
         fetcher = ImageFetcher([host])
-        slow = [fetcher.fetch(RemoteImage(f"http://{host}/slow-body")) for _ in range(4)]
-        found = await asyncio.gather(*slow, return_exceptions=True)
-        assert await fetcher.fetch(RemoteImage(f"http://{host}/chunked")) == PNG
+
+        async def fetch(target: str) -> bytes:
+            async with fetcher.fetched(RemoteImage(f"http://{host}/{target}")) as data:
+                return bytes(data)
+
+        found = await asyncio.gather(*(fetch("slow-body") for _ in range(4)), return_exceptions=True)
+        assert await fetch("chunked") == PNG
         fetcher.close()
         return found
 
@@ -174,6 +182,35 @@ def test_too_many_fetches_wait_for_nobody(host: str, monkeypatch: pytest.MonkeyP
         QueueFullError,
         QueueFullError,
     ]
+
+
+def test_images_that_wait_to_be_read_are_few(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request of 150 bytes makes the server fetch 16 MiB: 200 of them took 4 GB while they waited to be read."""
+    reading, most = 0, 0
+
+    async def read(*_: object) -> ImageParts:
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        await asyncio.sleep(0.1)
+        reading -= 1
+        return ImageParts()
+
+    async def run() -> None:
+        images = RequestImages([host])
+        monkeypatch.setattr(images._reader, "read", read)
+
+        async def request(i: int) -> None:
+            image = {"type": "image", "image": RemoteImage(f"http://{host}/a.png?size=1#{i}")}
+            async with images.read(llm, [{"role": "user", "content": [image]}]):
+                pass
+
+        await asyncio.gather(*map(request, range(20)))
+        await images.close()
+
+    with LLM(GOLDENS / "gemma3.gguf", device="cpu", threads=1, batch=1, kv_memory=1e7) as llm:
+        asyncio.run(run())
+    assert most == image_urls.THREADS
 
 
 def test_a_server_with_an_allowed_host(host: str, tmp_path: Path) -> None:

@@ -14,9 +14,9 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
@@ -24,8 +24,8 @@ from tandem.errors import QueueFullError, RequestError
 
 SECONDS = 10.0  # to fetch one image
 MAX_BYTES = 16 << 20  # of one image
-THREADS = 4
-MAX_FETCHES = 32  # running and waiting
+THREADS = 4  # and files in memory
+MAX_FETCHES = 32  # in memory, running and waiting
 PORTS = {"http": 80, "https": 443}
 
 
@@ -43,16 +43,20 @@ class ImageFetcher:
         """`hosts`: names that may be fetched from, with a port if it is not the usual one of http or https."""
         self._hosts = frozenset(host.lower() for host in hosts)
         self._threads = ThreadPoolExecutor(THREADS, "tandem-image-url")
+        self._room = asyncio.Semaphore(THREADS)
         self._count = 0
 
-    async def fetch(self, image: RemoteImage) -> bytes:
-        """The file behind an address. Raises a RequestError that says why there is none."""
+    @asynccontextmanager
+    async def fetched(self, image: RemoteImage) -> AsyncIterator[bytearray]:
+        """The file behind an address, for a block that reads it: its memory is another's after the block. Raises a
+        RequestError that says why there is none."""
         fetch = _Fetch(image.url, self._hosts)
         if self._count >= MAX_FETCHES:
             raise QueueFullError("too many images of requests are being fetched: try again later")
         self._count += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._threads, fetch.run)
+            async with self._room:
+                yield await asyncio.get_running_loop().run_in_executor(self._threads, fetch.run)
         finally:
             self._count -= 1
 
@@ -85,14 +89,14 @@ class _Fetch:
         if parts.username or not self._target.isascii() or any(c <= " " or c == "\x7f" for c in self._target):
             raise RequestError("the address of an image has letters that an address cannot have: encode them")
 
-    def run(self) -> bytes:
+    def run(self) -> bytearray:
         try:
             return self._get(time.monotonic() + SECONDS)
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "strerror", None) or type(error).__name__
             raise self._failed(f"no answer ({reason})") from None
 
-    def _get(self, deadline: float) -> bytes:
+    def _get(self, deadline: float) -> bytearray:
         channel = socket.create_connection((self._address(), self._port), SECONDS)
         if self._is_secure:
             channel = ssl.create_default_context().wrap_socket(
@@ -118,7 +122,7 @@ class _Fetch:
                     raise self._failed(f"it has more than {MAX_BYTES >> 20} MiB")
             if time.monotonic() > deadline or response.length:
                 raise self._failed("it ended too early, or came too slowly")
-            return bytes(data)
+            return data
         finally:
             timer.cancel()
             connection.close()

@@ -37,10 +37,14 @@ class RequestImages:
         try:
             for part in parts:
                 config = llm.vision(len(parts)).config
-                if (file := part["image"]) not in known:
-                    data = await self._fetcher.fetch(file) if isinstance(file, RemoteImage) else file
-                    known[file] = await self._reader.read(data, config)
-                part["image"] = read = known[file]
+                if (file := part["image"]) in known:
+                    read = known[file]
+                elif isinstance(file, RemoteImage):
+                    async with self._fetcher.fetched(file) as data:
+                        read = await self._reader.read(data, config)
+                else:
+                    read = await self._reader.read(file, config)
+                part["image"] = known[file] = read
                 pixels = [one for one in read if not isinstance(one, str)]
                 tokens += sum(map(config.tokens, pixels))
                 if limit is not None and tokens >= limit:
