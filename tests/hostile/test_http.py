@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.cli.tiny_model import write_tiny_model
-from tests.hostile.attacks import CHAT, resident
-from tests.server.servers import Running, serving, wait_until
+from tests.hostile.attacks import CHAT, resident, status_of
+from tests.server.servers import Running, read_all, serving, wait_until
 
 MiB = 1 << 20
 CLIENTS = 8  # at a time, in a soak
@@ -167,6 +167,7 @@ def request(chance: random.Random) -> bytes:
     """A request that is often valid, or almost."""
     path, body = chance.choice(PATHS), chance.choice(BODIES)
     lines = [b" ".join((chance.choice(METHODS), path, chance.choice(VERSIONS)))]
+    lines += [b"host: 127.0.0.1"] * (chance.random() < 0.8)
     if chance.random() < 0.8:
         path, body = chance.choice(VALID)
         lines = [(b"POST " if body else b"GET ") + path + b" HTTP/1.1", b"host: 127.0.0.1"]
@@ -269,3 +270,38 @@ def test_random_http(server: Running) -> None:
 @pytest.mark.soak
 def test_random_http_for_long(server: Running) -> None:
     check(server, 100_000, seed=random.randrange(1 << 30), clients=CLIENTS)
+
+
+OWN, MODELS = b"Host: 127.0.0.1\r\n", b"GET /v1/models HTTP/1.1\r\n"
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (MODELS + OWN, 200),
+        (b"GET /v1/models HTTP/1.0\r\n", 200),  # as some proxies probe
+        (b"GET http://127.0.0.1/v1/models HTTP/1.1\r\n" + OWN, 200),
+        (MODELS + OWN + b"Sec-Fetch-Site: same-origin\r\n", 200),
+        (MODELS + OWN + b"Host: evil.example\r\n", 400),
+        (MODELS, 400),
+        (MODELS + b"Host:\r\n", 400),
+        (b"GET http://evil.example/v1/models HTTP/1.1\r\n" + OWN, 400),
+        (b"GET /v1/models\r\n", 400),
+        (b"GET /v1/models HTTP/0.9\r\n" + OWN, 400),
+        (b"GET /v1/models HTTP/2.0\r\n" + OWN, 400),
+        (MODELS + OWN + b"Transfer-Encoding: gzip, chunked\r\n", 400),
+        (MODELS + OWN + b"Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n", 400),
+        (b"GET /v1/models HTTP/1.0\r\n" + OWN + b"Transfer-Encoding: chunked\r\n", 400),
+        (MODELS + OWN + b"Origin:\r\n", 400),
+        (MODELS + OWN + b"Origin: http://127.0.0.1\r\nOrigin: http://evil.example\r\n", 400),
+        (MODELS + OWN + b"Sec-Fetch-Site: same-origin\r\nSec-Fetch-Site: cross-site\r\n", 400),
+        (MODELS + OWN + b"Sec-Fetch-Site: same-origin, cross-site\r\n", 403),
+        (MODELS + OWN + b"Sec-Fetch-Site: cross-site\t\r\n", 403),
+    ],
+)
+def test_a_head_that_a_proxy_may_read_in_another_way_is_refused(
+    server: Running, head: bytes, status: int
+) -> None:
+    with server.connect() as connection:
+        connection.sendall(head + b"Connection: close\r\n\r\n" + b"0\r\n\r\n" * (b"chunked" in head))
+        assert status_of(read_all(connection)) == status

@@ -15,7 +15,7 @@ import os
 import resource
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -30,6 +30,8 @@ MAX_HEAD = 32 << 10  # bytes of a request line and its headers; also of the trai
 MAX_HEADERS = 100
 DROP_SECONDS = 0.05  # between two reads of what follows the last request of a connection, and is dropped
 LINGER_SECONDS = 1.0  # for a client to read why its request was refused
+# Headers of which the app reads one, and others may read another.
+SINGLE = (b"host", b"origin", b"sec-fetch-site", b"sec-fetch-mode", b"sec-fetch-dest", b"transfer-encoding")
 BACKLOG = 1024  # connections that the kernel holds until they are accepted
 ACCEPTED_AT_ONCE = 16  # before other events are handled
 RESERVED_FILES = 128  # of the limit of open files: for models, devices, and connections that are being closed
@@ -172,6 +174,9 @@ class Connection(HttpToolsProtocol):
         if self.parser.should_upgrade():  # see `_parse`
             return
         self._unparsed, self._in_head = 0, False
+        if fault := _fault(self.url, self.parser.get_http_version(), self.headers):
+            self._refuse(400, fault)
+            raise _Stop
         self._cancel_deadline()
         super().on_headers_complete()
 
@@ -261,6 +266,29 @@ class Connection(HttpToolsProtocol):
         if self._deadline:
             self._deadline.cancel()
         self._deadline = None
+
+
+def _fault(url: bytes, version: str, headers: Iterable[tuple[bytes, bytes]]) -> str:
+    """What is wrong with a head that a proxy, or whoever else checks a request, may read in another way; or nothing."""
+    given: dict[bytes, bytes] = {}
+    for name, value in headers:
+        if name in SINGLE and (name in given or not value):
+            return f"the header {name.decode()} is empty or there twice: send it once"
+        given[name] = value
+    if version != "1.1" and (version != "1.0" or b"transfer-encoding" in given):
+        return "send the request in HTTP/1.1"
+    if b"host" not in given and version == "1.1":
+        return "the header host is missing: send it"
+    if given.get(b"transfer-encoding", b"chunked").strip().lower() != b"chunked":
+        return "a body may be chunked, but have no other transfer-encoding"
+    if not url.startswith((b"/", b"*")) and _authority(url) != given.get(b"host", b"").lower():
+        return "the address in the first line is not that of the header host: send a path only"
+    return ""
+
+
+def _authority(url: bytes) -> bytes:
+    """The host and port of an absolute URL."""
+    return url.partition(b"://")[2].partition(b"/")[0].partition(b"?")[0].lower()
 
 
 class _Stop(Exception):

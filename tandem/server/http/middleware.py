@@ -311,7 +311,7 @@ class Exchange:
     def is_cross_origin(self) -> bool:
         """Whether a web page of another origin caused the request. Browsers send no Origin with a GET of an image, a
         script or a link, but they send Sec-Fetch headers. A link to one of our pages is allowed."""
-        if self.header(b"sec-fetch-site").lower() not in ("cross-site", "same-site"):
+        if self.header(b"sec-fetch-site") in ("", "none", "same-origin"):
             return False
         opens = self.header(b"sec-fetch-mode"), self.header(b"sec-fetch-dest"), self.scope["method"]
         return opens != ("navigate", "document", "GET") or self.scope["path"] not in PAGES
