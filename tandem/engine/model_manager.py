@@ -8,9 +8,9 @@
 A ModelManager belongs to one event loop. It loads and closes models in threads, one at a time, so that each load sees
 how much memory is really free.
 
-Models that do not fit in the memory together have time slices. A model that is waited for may be used until its slice ends;
-then new requests to it wait until the other one is loaded. So at most a fifth of the time goes into loading, however
-requests alternate, and each model is loaded in the end.
+Models that do not fit in the memory together have time slices. A model that is waited for may be used until its slice
+ends; then new requests to it wait until the other one is loaded. So at most a fifth of the time goes into loading,
+however requests alternate, and each model is loaded in the end.
 """
 
 from __future__ import annotations
