@@ -69,6 +69,7 @@ class LLM:
         npu: str = "off",
         mmproj: str | os.PathLike[str] | None = None,
         disk_cache: str | float | None = None,
+        chat_template: str | None = None,
         lookup: bool = False,
     ) -> None:
         """Loads a model.
@@ -90,6 +91,7 @@ class LLM:
         `npu`: "auto" or "require" use the NPU of a Ryzen 7040 or 8040 (docs/NPU.md; not yet run on one).
         `mmproj`: the file of its vision encoder; None: the one beside the model, if there is one for it; "none".
         `disk_cache`: the maximum bytes of a prefix cache on disk, such as "20G"; None: in memory only.
+        `chat_template`: a template in Jinja, or "chatml", "gemma", "llama2", "llama3" or "mistral"; None: the file's.
         `lookup`: the former name of `prompt_lookup`."""
         if not isinstance(lookup, bool):
             raise RequestError(f"lookup={lookup!r}: give True or False")
@@ -109,6 +111,7 @@ class LLM:
             npu=npu,
             mmproj=mmproj,
             disk_cache=disk_cache,
+            chat_template=chat_template,
         )
         if npu != "off":
             from tandem.devices.npu.attach import npu_missing
@@ -128,7 +131,7 @@ class LLM:
                 self._draft, kv_memory = self._open_draft(options.draft_model, options)
                 opened.callback(self._draft.close)
             # Reads the vocabulary while weights are repacked.
-            text = BackgroundCall(_open_text, self._model.gguf)
+            text = BackgroundCall(_open_text, self._model.gguf, chat_template)
             opened.callback(text.join)
             self.engine = Engine.load(
                 self._model,
@@ -144,6 +147,7 @@ class LLM:
             if disk_cache is not None and not self._model.config.encodes:
                 opened.callback(self._open_disk_cache(disk_cache, vision).close)
             self.tokenizer, template = text.result()
+            self._chosen_template = chat_template
             self.driver = Driver(self.engine)
             self._inputs = InputProcessor(self.engine, self.tokenizer, template, no_vision)
             self._closing = opened.pop_all()
@@ -294,9 +298,12 @@ class LLM:
 
     @property
     def chat_template(self) -> str:
-        """The chat template of the model file; empty if it has none, or one that is too long to be used."""
+        """The chat template; empty if the file has none, or one that is too long to be used."""
+        from tandem.model.chat_formats import BY_NAME
         from tandem.model.template_sandbox import MAX_SOURCE
 
+        if self._chosen_template is not None:
+            return "" if self._chosen_template in BY_NAME else self._chosen_template
         source: str = self._model.gguf.get("tokenizer.chat_template", "")
         return source if len(source) <= MAX_SOURCE else ""
 
@@ -539,16 +546,18 @@ def _open_device(options: LoadOptions, model: Model) -> Device:
     return with_npu(device, options.npu, f"{c.architecture} {c.layers} x {c.dim} x {c.ffn_dim}")
 
 
-def _open_text(gguf: GGUF) -> tuple[Tokenizer, ChatTemplate | None]:
-    """Opens the tokenizer, and the chat template if the file has a valid one."""
+def _open_text(gguf: GGUF, template: str | None) -> tuple[Tokenizer, ChatTemplate | None]:
+    """Opens the tokenizer, and the chat template: the one that was chosen, or the file's if it has a valid one."""
     from tandem.model.chat_template import ChatTemplate
     from tandem.model.tokenizer import Tokenizer
 
     tokenizer = Tokenizer.from_gguf(gguf)
     try:
-        return tokenizer, ChatTemplate.from_gguf(gguf, tokenizer)
-    except TandemError:  # chat_ids raises it
-        return tokenizer, None
+        return tokenizer, ChatTemplate.from_gguf(gguf, tokenizer, template)
+    except TandemError:
+        if template is not None:
+            raise
+        return tokenizer, None  # chat_ids raises it
 
 
 def _pool(parts: Iterator[dict[str, Array]], pooling: str) -> Generator[Array | None]:

@@ -33,11 +33,14 @@ class LoadOptions:
     npu: str
     mmproj: str | os.PathLike[str] | None = None
     disk_cache: str | float | None = None
+    chat_template: str | None = None
 
     def __post_init__(self) -> None:
         self._check_models()
         self._check_names()
         self._check_numbers()
+        if not isinstance(self.chat_template, str | None) or self.chat_template == "":
+            raise RequestError("chat_template is no text: give a template in Jinja, or the name of a format")
         if not isinstance(self.prompt_lookup, bool):
             raise RequestError(f"prompt_lookup={self.prompt_lookup!r}: give True or False")
         if self.prompt_lookup and self.draft is not None:

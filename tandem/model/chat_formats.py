@@ -68,6 +68,9 @@ def _without_system(messages: Sequence[Message], system_format: str) -> list[tup
     return [(role, content if i else system + content) for i, (role, content) in enumerate(turns)]
 
 
+BY_NAME: dict[str, Format] = {
+    "chatml": chatml, "gemma": gemma, "llama2": llama2, "llama3": llama3, "mistral": mistral
+}  # fmt: skip
 BY_TOKEN: dict[str, Format] = {
     "<|im_start|>": chatml,
     "<start_of_turn>": gemma,

@@ -8,7 +8,7 @@ from typing import Any, Self
 
 from tandem.errors import RequestError, TandemError, TemplateError
 from tandem.gguf.file import GGUF
-from tandem.model.chat_formats import BY_TOKEN, Format, is_plain, known_format, llama2
+from tandem.model.chat_formats import BY_NAME, BY_TOKEN, Format, is_plain, known_format, llama2
 from tandem.model.tokenizer import Tokenizer
 
 PROBE = "tandem probe"  # a text that is rendered to see how a template takes it
@@ -28,10 +28,13 @@ class ChatTemplate:
             self._compile()
 
     @classmethod
-    def from_gguf(cls, gguf: GGUF, tokenizer: Tokenizer) -> Self:
-        source = gguf.get("tokenizer.chat_template", "")
+    def from_gguf(cls, gguf: GGUF, tokenizer: Tokenizer, chosen: str | None = None) -> Self:
+        """`chosen`: a template in Jinja, or the name of a format, in place of the file's template."""
+        source = gguf.get("tokenizer.chat_template", "") if chosen is None else chosen
         ids = {"bos_token": tokenizer.bos_id, "eos_token": tokenizer.eos_id}
         tokens = {name: tokenizer.piece(id) for name, id in ids.items() if id is not None}
+        if format := BY_NAME.get(source):
+            return cls("", format, **tokens)
         return cls(source, None if source else _family_format(gguf, tokenizer), **tokens)
 
     def render(

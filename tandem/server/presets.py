@@ -16,10 +16,20 @@ SAMPLING = (
     "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "seed",
     "max_tokens", "min_tokens", "stop", "ignore_eos",
 )  # fmt: skip
-OPTIONS = ("context", "batch", "kv", "kv_memory", "draft", "prompt_lookup", "mmproj")  # of LLM
+OPTIONS = (
+    "context",
+    "batch",
+    "kv",
+    "kv_memory",
+    "draft",
+    "prompt_lookup",
+    "mmproj",
+    "chat_template",
+)  # of LLM
 KINDS: dict[str, tuple[type, ...]] = {
     "name": (str,), "file": (str,), "context": (int,), "batch": (int,), "kv": (str,), "kv_memory": (int, float),
-    "draft": (str,), "prompt_lookup": (bool,), "mmproj": (str,), "keep_alive": (int, float), "pinned": (bool,),
+    "draft": (str,), "prompt_lookup": (bool,), "mmproj": (str,), "chat_template": (str,),
+    "keep_alive": (int, float), "pinned": (bool,),
     "system": (str,), "sampling": (dict,),
 }  # fmt: skip
 
@@ -28,13 +38,16 @@ KINDS: dict[str, tuple[type, ...]] = {
 class Preset:
     name: str  # by which requests name it
     file: str  # a name or a file
-    context: int | None = None  # these until `mmproj`: None: as for all models
+    context: int | None = None  # these until `chat_template`: None: as for all models
     batch: int | None = None
     kv: str | None = None
     kv_memory: float | None = None  # GB
     draft: str | None = None
     prompt_lookup: bool | None = None
     mmproj: str | None = None
+    chat_template: str | None = (
+        None  # in Jinja, or the name of a format; in a settings file: its file, or the name
+    )
     keep_alive: float | None = None  # seconds until it is unloaded when idle
     pinned: bool = False  # it is loaded at startup and stays loaded
     system: str | None = None  # the system message of conversations without one

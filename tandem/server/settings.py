@@ -14,6 +14,7 @@ from typing import Any
 from tandem.engine.load_options import disk_bytes
 from tandem.errors import RequestError
 from tandem.files import read_regular
+from tandem.model.chat_formats import BY_NAME
 from tandem.server.presets import Preset, read_preset
 
 MiB = 1 << 20
@@ -147,6 +148,14 @@ def _checked(path: Path, name: str, value: Any) -> Any:
 def _with_paths(path: Path, preset: Preset) -> Preset:
     given = {name: getattr(preset, name) for name in ("file", "draft", "mmproj")}
     found: dict[str, Any] = {name: _relative_to(path, value) for name, value in given.items() if value}
+    if preset.chat_template is not None and preset.chat_template not in BY_NAME:
+        file = path.parent / Path(preset.chat_template).expanduser()
+        try:
+            found["chat_template"] = read_regular(file, MAX_SIZE).decode()
+        except (OSError, UnicodeDecodeError) as error:
+            raise RequestError(
+                f"preset {preset.name}: the chat template {file} cannot be read: {error}"
+            ) from None
     return dataclasses.replace(preset, **found)
 
 

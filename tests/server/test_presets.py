@@ -31,13 +31,16 @@ name = "other"
 file = "tiny.gguf"
 kv = "q8"
 keep_alive = 0.1
+chat_template = "chat.jinja"
 """
+TEMPLATE = "<{{ messages[0]['content'] }}>"
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
     folder = tmp_path_factory.mktemp("presets")
     write_tiny_model(folder / "tiny.gguf")
+    (folder / "chat.jinja").write_text(TEMPLATE)
     with serving(
         folder, "--device", "cpu", "--threads", "1", presets=PRESETS, batch=4, context=128, shutdown=2
     ) as server:
@@ -52,12 +55,18 @@ def settings(folder: Path, text: str) -> Path:
 @pytest.mark.fast
 def test_each_model_is_loaded_as_its_preset_says(tmp_path: Path) -> None:
     file = write_tiny_model(tmp_path / "tiny.gguf")
+    (tmp_path / "chat.jinja").write_text(TEMPLATE)
     found = read_settings_file(settings(tmp_path, PRESETS + 'draft = "tiny.gguf"\n'))
     files = serve._files(found)
     assert files == dict.fromkeys(("short", "long", "other"), file)
     specs = serve._specs(files, found)
     assert specs["short"].options == {"context": 64} and specs["short"].pinned
-    assert specs["other"].options == {"kv": "q8", "draft": file, "prompt_lookup": False}
+    assert specs["other"].options == {
+        "kv": "q8",
+        "draft": file,
+        "prompt_lookup": False,
+        "chat_template": TEMPLATE,
+    }
     assert specs["other"].keep_alive == 0.1 and specs["short"].shares(specs["long"])
 
 
@@ -72,6 +81,7 @@ def test_each_model_is_loaded_as_its_preset_says(tmp_path: Path) -> None:
         ('name = "a"\nfile = "b"\nkeep_alive = -1', "use 0 or more seconds"),
         ('name = "a"\nfile = "b"\nsampling = {temp = 1}', "sampling has no temp: use some of temperature"),
         ('name = "a"\nfile = "b"\nsampling = {temperature = -1}', "preset a: .*temperature"),
+        ('name = "a"\nfile = "b"\nchat_template = "c"', "chat template .* cannot be read"),
         ('name = "a"\nfile = "b"\nprompt_lookup = true\ndraft = "c"', "exclude each other"),
     ],
 )
@@ -83,6 +93,7 @@ def test_a_wrong_preset_is_named(tmp_path: Path, preset: str, error: str) -> Non
 @pytest.mark.fast
 def test_two_models_of_one_name_are_refused(tmp_path: Path) -> None:
     write_tiny_model(tmp_path / "tiny.gguf")
+    (tmp_path / "chat.jinja").write_text(TEMPLATE)
     twice = PRESETS + '[[presets]]\nname = "short"\nfile = "tiny.gguf"\n'
     with pytest.raises(RequestError, match="two models have the name short"):
         serve._files(read_settings_file(settings(tmp_path, twice)))
@@ -116,6 +127,7 @@ def test_the_system_message_is_that_of_the_preset(server: Running) -> None:
     user, system = ("user", "x"), ("system", "c")
     assert prompt("short", user) == prompt("long", ("system", "ab"), user) != prompt("long", user)
     assert prompt("short", system, user) == prompt("long", system, user)
+    assert prompt("other", user) == "<x>"
 
 
 def test_names_of_a_file_share_a_model_and_the_log_says_which_is_loaded(server: Running) -> None:
