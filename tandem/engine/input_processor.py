@@ -138,10 +138,21 @@ class InputProcessor:
             )
         return ids if len(ids) <= context else [*ids[: context - 1], ids[-1]]
 
-    def pair(self, query: Any, document: Any, truncate: bool) -> TextTokens:
+    def prompted_pair(self, query: str, document: str, template: str, truncate: bool) -> TextTokens:
+        """A query and a document as a prompt that asks for a judgement; the end of a long document may be cut."""
+        before, _, after = template.partition("{document}")
+        head, tail = before.replace("{query}", query), after.replace("{query}", query)
+        last = self.tokenizer.encode(tail, special=True, bos=False)
+        limit = self.engine.context - len(last)
+        if len(self.tokenizer.encode(head, special=True, limit=limit)) >= limit:
+            raise ContextError(
+                f"the query has more tokens than the context of {self.engine.context} holds: shorten it"
+            )
+        ids = self.tokenizer.encode(head + document, special=True, limit=None if truncate else limit)
+        return TextTokens(self.short_ids([*(ids[:limit] if truncate else ids), *last], False))
+
+    def pair(self, query: str, document: str, truncate: bool) -> TextTokens:
         """[CLS] query [SEP] document [SEP]."""
-        if not isinstance(query, str) or not isinstance(document, str):
-            raise RequestError("a query and its documents are texts: give a str")
         limit, last = self.engine.context, self.tokenizer.eos_id
         first = self.tokenizer.encode(query, limit=limit)
         ids = self.tokenizer.encode(document, bos=False, limit=limit)

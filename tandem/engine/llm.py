@@ -6,6 +6,7 @@ import dataclasses
 import os
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing
+from functools import cached_property
 from numbers import Integral
 from pathlib import Path
 from types import TracebackType
@@ -15,6 +16,7 @@ import numpy as np
 
 from tandem.devices.backends import open_device
 from tandem.devices.device import Device
+from tandem.engine import ranking
 from tandem.engine.driver import Driver
 from tandem.engine.engine import Engine, step_limits
 from tandem.engine.image_encoder import check_fits
@@ -383,9 +385,9 @@ class LLM:
     def _embedding(self, texts: Sequence[list[int]], pooling: str) -> Generator[Array | None]:
         vectors = []
         for ids in texts:
-            for vector in _pool(self.engine.captured(ids, ["result_norm"]), pooling):
-                if vector is not None:
-                    vectors.append(vector)
+            for pooled in _pool(self.engine.captured(ids, ["result_norm"]), pooling):
+                if pooled is not None:
+                    vectors.append(pooled)
                 if len(vectors) < len(texts):
                     yield None
         yield np.stack(vectors) if vectors else np.empty((0, self._model.config.dim), np.float32)
@@ -403,13 +405,21 @@ class LLM:
         """Returns the token ids of a query and a document, as a model that ranks takes them."""
         if not self.ranks:
             raise RequestError(NO_RANKER)
-        return self._inputs.pair(query, document, truncate)
+        if not isinstance(query, str) or not isinstance(document, str):
+            raise RequestError("a query and its documents are texts: give a str")
+        if self._classifier is None:
+            return self._inputs.pair(query, document, truncate)
+        return self._inputs.prompted_pair(query, document, ranking.template(self._model), truncate)
 
     def ranking(self, pairs: Sequence[TextTokens]) -> Generator[Array | None]:
         """Runs `rerank` in parts, for `driver.forward`, as `embedding` does."""
-        if not (encoder := self.engine.text_encoder):
+        if encoder := self.engine.text_encoder:
+            return self._finite(encoder.score(pairs))
+        if self._classifier is None:
             raise RequestError(NO_RANKER)
-        return self._finite(encoder.score(pairs))
+        for pair in pairs:
+            self.engine.check_prompt(pair.ids)
+        return self._finite(ranking.score(self.engine, pairs, self._classifier))
 
     def _finite(self, parts: Generator[Array | None]) -> Generator[Array | None]:
         """The same parts. JSON has no infinity, and clients sort by these numbers."""
@@ -424,7 +434,12 @@ class LLM:
     @property
     def ranks(self) -> bool:
         """Whether the model has a score for a query and a document."""
-        return bool(self.engine.text_encoder and self.engine.text_encoder.ranks)
+        encoder = self.engine.text_encoder
+        return encoder.ranks if encoder else self._classifier is not None
+
+    @cached_property
+    def _classifier(self) -> Array | None:
+        return ranking.classifier(self._model)
 
     @property
     def generates(self) -> bool:

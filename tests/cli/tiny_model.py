@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -25,6 +26,8 @@ def write_tiny_model(
     layers: int = 1,
     padding: int = 0,
     control: tuple[str, ...] = ("<|im_start|>", "<|im_end|>"),
+    more_keys: Sequence[Key] = (),
+    more_tensors: Sequence[Tensor] = (),
 ) -> Path:
     """`padding`: tokens at the vocabulary's end that stand for nothing. `control`: its control tokens; the second ends
     an output."""
@@ -45,8 +48,9 @@ def write_tiny_model(
         ("tokenizer.ggml.merges", "[str]", []),
         ("tokenizer.ggml.eos_token_id", "u32", 257),
         ("tokenizer.chat_template", "str", template),
+        *more_keys,
     ]
-    return write(path, keys, _tensors(tokens, layers))
+    return write(path, keys, [*_tensors(tokens, layers), *more_tensors])
 
 
 def _tensors(tokens: list[str], layers: int) -> list[Tensor]:

@@ -10,11 +10,14 @@ import pytest
 import tokenizers
 
 from tandem import LLM
+from tandem.engine.ranking import CLASSIFIER
 from tandem.engine.text_encoder import STEP_TEXTS
 from tandem.errors import ContextError, RequestError
 from tandem.gguf.file import GGUF
 from tandem.kernels.kernel import Array
 from tandem.model.tokenizer import Tokenizer
+from tests.cli.tiny_model import DIM, write_tiny_model
+from tests.gguf_files import Key
 from tests.models.encoder_texts import QUERY, TEXTS
 
 GOLDENS = Path(__file__).parent / "goldens" / "encoders"
@@ -82,6 +85,50 @@ def test_texts_that_are_empty_or_too_long() -> None:
             llm.embed([[2, 99, 3]])
         with pytest.raises(RequestError, match="no scores of pairs"):
             llm.rerank("a", ["b"])
+
+
+def test_a_generating_model_ranks_by_its_yes(tmp_path: Path) -> None:
+    """As Qwen3-Reranker: the probability of the first of two classes after a prompt that asks for a judgement."""
+    rows = np.random.default_rng(3).standard_normal((2, DIM)).astype(np.float32)
+    keys: list[Key] = [
+        ("llama.pooling_type", "u32", 4),
+        ("tokenizer.chat_template.rerank", "str", "<|im_start|>{query} in {document}<|im_end|>?"),
+    ]
+    file = write_tiny_model(tmp_path / "tiny.gguf", more_keys=keys, more_tensors=[(CLASSIFIER, "F32", rows)])
+    with LLM(file, device="cpu", threads=1, context=64, kv="f32") as llm:
+        documents = ["dog", "a cat", "", "long " * 9]
+        expected = []
+        for document in documents:
+            ids = llm.tokenize(f"<|im_start|>cat in {document}<|im_end|>?", special=True)
+            assert llm.pair("cat", document).ids == ids
+            yes, no = rows @ llm.capture(ids, ["result_norm"])["result_norm"][-1]
+            expected.append(1 / (1 + np.exp(no - yes)))
+        assert np.abs(llm.rerank("cat", documents) - expected).max() < 1e-6
+        assert len(llm.embed("cat")) == DIM and llm.generate("a", max_tokens=2).text
+        cut = llm.pair("cat", "x" * 100, truncate=True).ids
+        assert len(cut) == 64 and cut[-2:] == llm.tokenize("<|im_end|>?", special=True)
+        with pytest.raises(ContextError, match="shorten it, truncate it"):
+            llm.rerank("cat", ["x" * 100])
+        with pytest.raises(ContextError, match="the query has more tokens"):
+            llm.rerank("x" * 100, ["a"])
+        with pytest.raises(RequestError, match="are texts"):
+            llm.rerank("cat", [3])  # type: ignore[list-item]
+
+
+def test_a_generating_model_embeds_with_its_last_token(tmp_path: Path) -> None:
+    """As Qwen3-Embedding: a token that ends each text, and the hidden state after it."""
+    keys: list[Key] = [("llama.pooling_type", "u32", 3), ("tokenizer.ggml.add_eos_token", "bool", True)]
+    with LLM(
+        write_tiny_model(tmp_path / "tiny.gguf", more_keys=keys),
+        device="cpu",
+        threads=1,
+        context=64,
+        kv="f32",
+    ) as llm:
+        ids = [*llm.tokenize("cat", special=True)[:3], 257]
+        last = llm.capture(ids, ["result_norm"])["result_norm"][-1]
+        assert np.abs(llm.embed("cat") - last / np.linalg.norm(last)).max() < 1e-6
+        assert llm.embedding_ids("x" * 100, truncate=True)[-1] == 257
 
 
 def test_it_generates_nothing() -> None:
