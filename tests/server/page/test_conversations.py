@@ -172,10 +172,18 @@ def test_what_is_wrong_in_an_import_is_left_out(page: Page, server: Running, tmp
         {"role": "user", "content": "Hi", "parent": None, "files": files},
         {"role": "assistant", "content": "Hello", "parent": 0, **parts},
     ]
-    settings = {"toString": 5, "system": None, "temperature": wrong, "top_k": 5}
+    settings = {"toString": 5, "system": 7, "temperature": wrong, "top_k": 5}
     file = tmp_path / "odd.json"
     file.write_text(
-        json.dumps({"messages": messages, "settings": settings, "title": wrong, "updated": wrong})
+        json.dumps(
+            {
+                "id": "live",  # the address of the live view
+                "messages": messages,
+                "settings": settings,
+                "title": {"toString": 5},
+                "updated": wrong,
+            }
+        )
     )
     settle(page, server, max_tokens=8)
     page.set_input_files("#import", file)
@@ -185,6 +193,8 @@ def test_what_is_wrong_in_an_import_is_left_out(page: Page, server: Running, tmp
     [chat] = kept(page)
     assert chat["messages"][0]["files"] == [{"name": "c", "text": "fine"}]
     assert chat["messages"][1] == {"role": "assistant", "content": "Hello", "parent": 0}
+    assert chat["settings"] == {"top_k": 5} and chat["title"] == "Hi" and chat["id"] != "live"
+    assert "Hello" in export(page, "Export as Markdown").read_text()
     send(page, "And now?")
     answered(page)
 

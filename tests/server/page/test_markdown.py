@@ -138,6 +138,18 @@ def test_code_is_highlighted_and_maths_typeset(page: Page) -> None:
     for source in (r"$5 or $6", r"$\def\a{\a\a}\a$", r"$\frac{$ is no formula"):
         expect(thread).to_contain_text(source)
     assert thread.locator("img, script, a, [onclick]").count() == 0
+    # Texts for which the libraries take 20 to 140 s.
+    timed = """async (text) => { const { show } = await import('/page/markdown.js');
+        const node = document.createElement('div'), begun = performance.now(); show(node, text);
+        return [performance.now() - begun, node.innerText] }"""
+    for text in (
+        "```csharp\n" + "fn " * 13_300 + "\n```",
+        "$$\\def\\a{" + "x" * 1900 + "}" + "\\a " * 60 + "$$",
+        "$$" + "x" * 300_000 + "$$",
+        "$$\\begin{matrix}" + "&" * 1900 + "\\end{matrix}$$\n\n" * 100,
+    ):
+        took, shown = page.evaluate(timed, text)
+        assert took < 10_000 and shown, (took, text[:40])
     assert page.evaluate("window.hacked") is None
     assert page.evaluate("document.fonts.check('16px KaTeX_Math')")
 

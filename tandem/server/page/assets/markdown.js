@@ -7,7 +7,12 @@ import { t } from "./i18n.js";
 import { addMath } from "./math.js";
 import "./vendor/markdown-it.js";
 
-const MAX_PAINTED = 40_000; // characters of a code block that is highlighted
+// The libraries may take a time that grows with the square of a text's length, and whoever writes the text may know how.
+const MAX_PAINTED = 40_000, PAINTED_AT_ONCE = 6_000; // characters of a code block that is highlighted, and of its parts
+const MAX_TEX = 2_000; // characters of a formula
+const DEFINITION = /\\(?:[egx]?def|(?:future)?let|(?:re)?newcommand|providecommand)(?![A-Za-z])/; // macros multiply a text
+const SLOW = 300; // ms
+let patience = 2_000; // ms that slow parts may take of this page; then texts stay plain
 
 const parser = globalThis.markdownit({ breaks: true, linkify: true }).disable("entity").use(addMath);
 parser.validateLink = () => true; // `link` decides
@@ -137,19 +142,44 @@ function paint(highlighter, code, language) {
   const text = code.textContent;
   if (!highlighter.getLanguage(language) || text.length > MAX_PAINTED) return;
   const open = [h("code")];
-  const { value } = highlighter.highlight(text, { language, ignoreIllegals: true });
-  for (const part of value.split(/(<span class="[^"]*">|<\/span>)/)) {
-    if (part === "</span>") {
-      open.pop();
-    } else if (part.startsWith("<span")) {
-      const span = h("span", { className: part.slice('<span class="'.length, -'">'.length) });
-      open.at(-1).append(span);
-      open.push(span);
-    } else {
-      open.at(-1).append(part.replace(/&(?:amp|lt|gt|quot|#x27);/g, (entity) => ENTITIES[entity]));
+  for (const some of partsOf(text)) {
+    const painted = patiently(() => highlighter.highlight(some, { language, ignoreIllegals: true }).value);
+    if (painted === undefined) open[0].append(some);
+    for (const part of painted?.split(/(<span class="[^"]*">|<\/span>)/) ?? []) {
+      if (part === "</span>") {
+        open.pop();
+      } else if (part.startsWith("<span")) {
+        const span = h("span", { className: part.slice('<span class="'.length, -'">'.length) });
+        open.at(-1).append(span);
+        open.push(span);
+      } else {
+        open.at(-1).append(part.replace(/&(?:amp|lt|gt|quot|#x27);/g, (entity) => ENTITIES[entity]));
+      }
     }
   }
   code.replaceChildren(...open[0].childNodes);
+}
+
+/** The parts of a code block that are highlighted one by one, cut at ends of lines where there are some. */
+function partsOf(text) {
+  const found = [];
+  for (let at = 0; at < text.length; at += found.at(-1).length) {
+    const end = at + PAINTED_AT_ONCE, newline = end < text.length ? text.lastIndexOf("\n", end - 1) : -1;
+    found.push(text.slice(at, newline > at ? newline + 1 : end));
+  }
+  return found;
+}
+
+/** What `draw` returns; undefined if slow ones have taken all patience, which a reload brings back. */
+function patiently(draw) {
+  if (patience <= 0) return undefined;
+  const begun = performance.now();
+  try {
+    return draw();
+  } finally {
+    const took = performance.now() - begun;
+    if (took > SLOW) patience -= took;
+  }
 }
 
 const ENTITIES = { "&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&#x27;": "'" };
@@ -168,11 +198,12 @@ const loadKatex = once(async () => {
 function math({ content, markup, block }) {
   const node = h(`${block ? "div" : "span"}.math${markup === "display" ? ".display" : ""}`, null, content);
   const tex = content.replace(/^(\$\$?|\\[([])|(\$\$?|\\[)\]])\s*$/g, "");
+  if (tex.length > MAX_TEX || DEFINITION.test(tex)) return node;
   loadKatex((katex) => {
     const shown = h("span");
     try {
-      katex.render(tex, shown, { displayMode: markup === "display", strict: "ignore", maxSize: 40 });
-      node.replaceChildren(...shown.childNodes);
+      patiently(() => katex.render(tex, shown, { displayMode: markup === "display", strict: "ignore", maxSize: 40 }));
+      if (shown.firstChild) node.replaceChildren(...shown.childNodes);
     } catch {
       node.replaceChildren(content);
     }

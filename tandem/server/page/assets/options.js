@@ -2,7 +2,7 @@
 
 import { $, ask, h, toast } from "./dom.js";
 import { LANGUAGES, language, setLanguage, t } from "./i18n.js";
-import { DEFAULTS, read, write } from "./store.js";
+import { DEFAULTS, known, read, write } from "./store.js";
 
 const SLIDERS = [
   ["temperature", t("Temperature"), 0, 2, 0.05, t("0 is greedy: always the most likely token. Higher is more varied.")],
@@ -19,13 +19,6 @@ const NUMBERS = [
 ];
 const EFFORTS = [["", t("as the model does")], ["none", t("off")], ["low", t("low")], ["medium", t("medium")], ["high", t("high")]];
 const STANDARD = "tandem.settings", PRESETS = "tandem.presets"; // of new conversations; by name
-
-/** The settings that are known and of the right type: files and storage may have others. */
-function known(values) {
-  const right = (key, value) => (typeof DEFAULTS[key] === "string" ? typeof value === "string"
-    : value === null || (key === "reasoning_effort" ? typeof value === "string" : Number.isFinite(value)));
-  return Object.fromEntries(Object.entries(values ?? {}).filter(([key, value]) => Object.hasOwn(DEFAULTS, key) && right(key, value)));
-}
 
 export class Options {
   constructor(host) {

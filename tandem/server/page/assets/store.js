@@ -8,6 +8,13 @@ export const DEFAULTS = {
   top_k: null, min_p: null, repeat_penalty: null, reasoning_effort: null,
 };
 
+/** The settings that are known and of the right type: files and storage may have others. */
+export function known(values) {
+  const right = (key, value) => (typeof DEFAULTS[key] === "string" ? typeof value === "string"
+    : value === null || (key === "reasoning_effort" ? typeof value === "string" : Number.isFinite(value)));
+  return Object.fromEntries(Object.entries(values ?? {}).filter(([key, value]) => Object.hasOwn(DEFAULTS, key) && right(key, value)));
+}
+
 // ---- localStorage
 
 export function read(key, fallback) {

@@ -1,6 +1,8 @@
 // A conversation is a tree: an edited message and a regenerated response are siblings of the earlier one. `messages` only
 // grows; a message names its parent by its place in it, and `leaf` is the place of the last message that is shown.
 
+import { known } from "./store.js";
+
 export function create() {
   const id = Array.from(crypto.getRandomValues(new Uint8Array(8)), (b) => b.toString(16).padStart(2, "0")).join("");
   return { id, title: "", updated: Date.now(), messages: [], leaf: null };
@@ -63,7 +65,8 @@ export function upgrade(chat) {
   }
   const leaf = Number.isInteger(chat.leaf) && messages[chat.leaf] ? chat.leaf : messages.length ? messages.length - 1 : null;
   const updated = Number.isFinite(chat.updated) ? chat.updated : Date.now();
-  return { ...create(), ...(typeof chat.id === "string" && /^[\w-]{1,64}$/.test(chat.id) && { id: chat.id }),
-    title: String(chat.title ?? "").slice(0, 200), updated, messages, leaf, ...(chat.settings && { settings: chat.settings }),
+  return { ...create(), ...(typeof chat.id === "string" && /^(?!live$)[\w-]{1,64}$/.test(chat.id) && { id: chat.id }),
+    title: typeof chat.title === "string" ? chat.title.slice(0, 200) : "", updated, messages, leaf,
+    ...(chat.settings && { settings: known(chat.settings) }),
     ...(typeof chat.preset === "string" && { preset: chat.preset }) };
 }
