@@ -15,6 +15,7 @@ from tandem.engine.engine import Engine, StepSlot
 from tandem.engine.params import SamplingParams
 from tandem.engine.sequence import Chunk
 from tandem.kernels.kernel import Cost
+from tandem.kernels.states import NO_STATE
 from tandem.program.program import Launch, Program
 
 REPEATS = 5
@@ -81,11 +82,15 @@ def step_written(bench: Bench, workload: Workload, step: Step) -> Iterator[StepS
         for slot, (begin, count) in enumerate(step):
             sequence = bench.sequence(workload, SamplingParams(temperature=0))
             sequence.state.table_row = slot
-            chunks.append(Chunk(sequence, begin, count, True))
+            chunks.append(chunk := Chunk(sequence, begin, count, True))
             engine.cache.reserve(sequence.kv.tables, begin + count)
+            if engine.cache.states and engine.cache.reserve_state(sequence.kv.states):
+                sequence.kv.states.source = sequence.kv.states.own if begin else NO_STATE
+                engine.scheduler.place_states(chunk)
         step_slot = engine.step_slots[0]
         step_slot.batch.write(chunks)
         yield step_slot
     finally:
         for chunk in chunks:
             engine.cache.free(chunk.sequence.kv.tables)
+            engine.cache.free_states(chunk.sequence.kv.states)

@@ -22,7 +22,7 @@ from tandem import cli
 from tandem.bench import bandwidth, rounds
 from tandem.bench.bandwidth import measure_bandwidth
 from tandem.bench.benchmark import take
-from tandem.bench.profile import profile
+from tandem.bench.profile import profile, step_written
 from tandem.bench.result import BenchResult, Row
 from tandem.bench.roofline import MAX_SHARE, measure_limits
 from tandem.bench.rounds import Bench, Round, Workload
@@ -33,10 +33,14 @@ from tandem.cli.bench import read_result
 from tandem.cli.terminal import without_folder
 from tandem.devices.cpu.device import CPUDevice
 from tandem.errors import DoesNotFitError, ModelNotFoundError, RequestError
+from tandem.kernels.abi import CHUNK_SOURCE, CHUNK_TOKENS
 from tandem.kernels.panels import panel_layout
+from tandem.kernels.states import NO_STATE
+from tandem.model.model import open_model
 from tandem.model.synthetic import SyntheticModel
 from tandem.plan.predict import Planned
 from tests.bench.data import result
+from tests.models.draft_heads import GOLDENS
 
 WORKLOADS = [Workload("prefill", 40), Workload("decode", 4, 3, 100), Workload("decode", 2, 1, 608)]
 LAYERS = 2
@@ -184,6 +188,19 @@ def test_a_profile_has_every_launch(bench: Bench) -> None:
     total = added(step_costs(bench.engine.program, [(100, 1)] * 3))
     assert sum(group.cost.bytes for group in groups) == pytest.approx(total.bytes)
     assert bench.engine.cache.free_blocks == bench.engine.cache.blocks
+
+
+def test_a_profile_of_recurrent_layers_reads_and_writes_states() -> None:
+    with open_model(GOLDENS / "qwen35.gguf") as model:
+        workload = Workload("decode", 1, 2, 16)
+        recurrent = Bench(model, CPUDevice(threads=1), [workload])
+        with step_written(recurrent, workload, [(16, 1)] * 2) as step_slot:
+            chunks = step_slot.batch.inputs.chunks[:2]
+            assert chunks[:, CHUNK_TOKENS].tolist() == [1, 1]
+            assert len({NO_STATE, *chunks[:, CHUNK_SOURCE].tolist()}) == 3
+            assert step_slot.batch.inputs.states[:2].tolist() == chunks[:, CHUNK_SOURCE].tolist()
+        states = recurrent.engine.cache.states
+        assert states and states.num_free == len(states.references)
 
 
 def test_a_profile_is_of_the_launches_that_the_device_runs(
