@@ -33,6 +33,16 @@ if TYPE_CHECKING:
 
 NO_BLOCK = -1
 
+# Why there is a checkpoint: what the policy chose.
+PROMPT_END = "prompt_end"  # at the last full block of a prompt
+EARLIER = "earlier"  # some blocks before it
+BRANCH = "branch"  # where a prompt leaves the text of an earlier one
+ANSWER_END = "answer_end"
+RESTORED = "restored"  # from a file
+REASONS = (PROMPT_END, EARLIER, BRANCH, ANSWER_END, RESTORED)
+FEW = 4  # slots for checkpoints, with which there are no EARLIER ones
+PAST = 32  # what a checkpoint saves counts this much less after its conversation has gone on
+
 
 def extend_block_hashes(hashes: list[bytes], tokens: list[int], images: Sequence[ImagePlace] = ()) -> None:
     """Appends the hashes of the full blocks of `tokens` that are missing in `hashes`. The hash of a
@@ -71,7 +81,8 @@ class SequenceStates:
     def clear(self) -> None:
         self.own = NO_STATE  # the slot that its next chunk writes; only this sequence uses it
         self.source = NO_STATE  # the slot that its next chunk reads; NO_STATE: it begins with the zero state
-        self.checkpoints: set[int] = set()  # ends of chunks to keep, in blocks
+        # The checkpoints that its prompt shall leave: after how many blocks, and why. The most useful first.
+        self.checkpoints: dict[int, str] = {}
         # (blocks, slot) that the step just scheduled writes, and slots that it is the last to read.
         self.unpublished: list[tuple[int, int]] = []
         self.unread: list[int] = []
@@ -124,6 +135,7 @@ class BlockPool:
         # Called with the blocks and hashes that are about to be evicted: the prefix cache on disk saves them.
         self.on_evict: Callable[[list[int], list[bytes]], None] | None = None
         self.evicted_at_once = 1
+        self.evictions = 0  # so far
 
     @property
     def num_free(self) -> int:
@@ -154,9 +166,17 @@ class BlockPool:
                 self._evictable[block] = None
 
     def publish(self, block: int, hash: bytes) -> None:
-        """Adds a full block to the prefix cache, unless a block with this content is there."""
-        if self.hashes[block] is None and hash not in self.cached:
-            self.hashes[block], self.cached[hash] = hash, block
+        """Adds a full block to the prefix cache, unless a block with this content is there and in use. One that is not
+        makes room: a prompt without a checkpoint is computed again into other blocks, and would need twice as many."""
+        if self.hashes[block] is not None:
+            return
+        if (other := self.cached.get(hash)) is not None:
+            if self.references[other]:
+                return
+            del self._evictable[other]
+            self.hashes[other] = None
+            self._free.append(other)
+        self.hashes[block], self.cached[hash] = hash, block
 
     def by_use(self) -> Iterator[tuple[int, bytes]]:
         """Yields each cached block and its hash, the most recently used first."""
@@ -167,8 +187,11 @@ class BlockPool:
             if (evictable := self.hashes[block]) is not None:
                 yield block, evictable
 
+    def _next_evicted(self) -> list[int]:
+        return list(islice(self._evictable, self.evicted_at_once))
+
     def _evict_oldest(self) -> None:
-        blocks = list(islice(self._evictable, self.evicted_at_once))
+        blocks = self._next_evicted()
         if self.on_evict:
             self.on_evict(blocks, [hash for block in blocks if (hash := self.hashes[block]) is not None])
         for block in reversed(blocks):
@@ -179,7 +202,88 @@ class BlockPool:
     def _evict(self, block: int) -> None:
         hash, self.hashes[block] = self.hashes[block], None
         if hash is not None:
+            self.evictions += 1
             del self.cached[hash]
+
+
+class StatePool(BlockPool):
+    """State slots. A checkpoint is evicted by use and by what it saves (GreedyDual): the blocks of its prefix that a
+    request would compute again from the checkpoint before it. Else a short request would evict those of a long
+    conversation.
+
+    A conversation goes on from its last checkpoints. What those before them save counts little, unless a second request
+    began with one, too."""
+
+    def __init__(self, count: int) -> None:
+        super().__init__(count)
+        self.kept = dict.fromkeys(REASONS, 0)  # checkpoints so far, by reason
+        self.hits = dict.fromkeys(REASONS, 0)  # requests that began with one
+        self.reasons = [RESTORED] * count  # of the checkpoint in each slot
+        self._saves = [0] * count  # blocks
+        self._before = [b""] * count  # the hash of the checkpoint before it; empty: none
+        self._is_past = [False] * count  # a later prompt of this conversation has a checkpoint
+        self._rank = [0] * count  # of checkpoints without references: the lowest is evicted first
+        self._clock = 0  # the rank of the last evicted one: those used since are above it
+
+    def keep(self, slot: int, hashes: Sequence[bytes], reason: str) -> None:
+        """Publishes the state after these blocks."""
+        if not hashes or hashes[-1] in self.cached:
+            return
+        self.publish(slot, hashes[-1])
+        self.kept[reason] += 1
+        before = next((i for i in range(len(hashes) - 1, 0, -1) if self._counts(hashes[i - 1])), 0)
+        self.reasons[slot], self._before[slot] = reason, hashes[before - 1] if before else b""
+        self._saves[slot] = 0 if reason == EARLIER else len(hashes) - before
+        if reason == PROMPT_END:
+            self._pass(self._before[slot])
+
+    def _counts(self, hash: bytes) -> bool:
+        """Whether there is a checkpoint from which others are measured: the EARLIER ones are seldom used."""
+        return hash in self.cached and self.reasons[self.cached[hash]] != EARLIER
+
+    def _pass(self, hash: bytes) -> None:
+        """Notes that a conversation has gone beyond these checkpoints."""
+        while (slot := self.cached.get(hash)) is not None and not self._is_past[slot]:
+            if self.reasons[slot] != BRANCH:
+                self._is_past[slot] = True
+                self._rank[slot] = self._clock + self._weight(slot)
+            hash = self._before[slot]
+
+    def _weight(self, slot: int) -> int:
+        return self._saves[slot] // PAST if self._is_past[slot] else self._saves[slot]
+
+    def hit(self, hash: bytes) -> int:
+        """Adds a reference to a checkpoint from which a request begins."""
+        slot = self.acquire(hash)
+        self.hits[self.reasons[slot]] += 1
+        if self._is_past[slot]:
+            self._is_past[slot], self.reasons[slot] = False, BRANCH
+        return slot
+
+    def free(self, block: int) -> None:
+        super().free(block)
+        self._rank[block] = self._clock + self._weight(block)
+
+    def _next_evicted(self) -> list[int]:
+        slots = sorted(self._evictable, key=self._rank.__getitem__)[: self.evicted_at_once]
+        self._clock = self._rank[slots[-1]]
+        return slots
+
+    def _evict(self, block: int) -> None:
+        hash = self.hashes[block]
+        super()._evict(block)
+        for slot, before in enumerate(self._before):
+            if before == hash:  # it saves more now
+                weight = self._weight(slot)
+                self._before[slot] = self._before[block]
+                self._saves[slot] += self._saves[block]
+                self._rank[slot] += self._weight(slot) - weight
+        self.reasons[block], self._saves[block], self._before[block], self._is_past[block] = (
+            RESTORED,
+            0,
+            b"",
+            False,
+        )
 
 
 class KVCache:
@@ -189,7 +293,7 @@ class KVCache:
         self.blocks = blocks  # number of blocks of each group
         self.pools = [BlockPool(count) for count in blocks]
         self.slides = any(windows)
-        self.states = BlockPool(states) if states else None
+        self.states = StatePool(states) if states else None
         self.all_pools = [*self.pools, *([self.states] if self.states else [])]
 
     def new_tables(self) -> list[BlockTable]:
@@ -350,7 +454,7 @@ class KVCache:
     def attach_state(self, states: SequenceStates, hash: bytes) -> None:
         """Starts a sequence with the checkpoint at the end of a prefix that `find_prefix` found."""
         if self.states:
-            states.source = self.states.acquire(hash)
+            states.source = self.states.hit(hash)
 
     def advance_state(
         self, states: SequenceStates, begin: int, count: int, spare: int
@@ -363,37 +467,36 @@ class KVCache:
         targets = []
         if source not in (NO_STATE, states.own, states.last[1] if states.last else NO_STATE):
             states.unread.append(source)
-        for blocks in sorted(states.checkpoints):
-            if begin < blocks * KV_BLOCK < end and spare > 0:
+        ends_block = end % KV_BLOCK == 0
+        keeps_end = ends_block and end // KV_BLOCK in states.checkpoints and spare > 0
+        spare -= keeps_end
+        for blocks in states.checkpoints:
+            if begin < blocks * KV_BLOCK < end and spare > (
+                FEW if states.checkpoints[blocks] == EARLIER else 0
+            ):
                 slot, spare = self.states.allocate(), spare - 1
                 states.unpublished.append((blocks, slot))
                 targets.append((blocks * KV_BLOCK - begin - 1, slot))
         targets.append((count - 1, states.own))
         targets += enumerate(states.drafted, count)
         states.source = states.own
-        if end % KV_BLOCK == 0:
-            self._leave_behind(states, end // KV_BLOCK, count == 1, spare)
-        return source, targets
-
-    def _leave_behind(self, states: SequenceStates, blocks: int, decoding: bool, spare: int) -> None:
-        """Keeps the state at the end of a block if it is wanted: the sequence goes on in another slot."""
-        assert self.states
-        if blocks in states.checkpoints and spare > 0:
-            states.unpublished.append((blocks, states.own))
+        if keeps_end:
+            states.unpublished.insert(0, (end // KV_BLOCK, states.own))
             self.states.references[states.own] += 1  # the next chunk reads it
             states.own = self.states.allocate()
-        elif decoding and (states.last or spare > 0):
+        elif ends_block and count == 1 and (states.last or spare > 0):
             # Two slots in turn: the block before the last is of no use any more.
             free = states.last[1] if states.last else self.states.allocate()
-            states.last, states.own = (blocks, states.own), free
+            states.last, states.own = (end // KV_BLOCK, states.own), free
+        return source, targets
 
     def publish_states(self, states: SequenceStates, hashes: Sequence[bytes]) -> None:
         """Publishes checkpoints, which are written by now, to the prefix cache. `hashes`: of the sequence's blocks."""
         if not self.states:
             return
-        while states.unpublished:
+        while states.unpublished:  # the most useful last: it is evicted last
             blocks, slot = states.unpublished.pop()
-            self._publish_state(blocks, slot, hashes)
+            self._publish_state(blocks, slot, hashes, states.checkpoints[blocks])
         while states.unread:
             self.states.free(states.unread.pop())
 
@@ -403,12 +506,12 @@ class KVCache:
             (blocks, slot), states.last = states.last, None
             if states.source == slot:
                 states.source = NO_STATE
-            self._publish_state(blocks, slot, hashes)
+            self._publish_state(blocks, slot, hashes, ANSWER_END)
 
-    def _publish_state(self, blocks: int, slot: int, hashes: Sequence[bytes]) -> None:
+    def _publish_state(self, blocks: int, slot: int, hashes: Sequence[bytes], reason: str) -> None:
         assert self.states
         if blocks <= len(hashes):
-            self.states.publish(slot, hashes[blocks - 1])
+            self.states.keep(slot, hashes[:blocks], reason)
         self.states.free(slot)
 
     def free_states(self, states: SequenceStates) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 
 from tandem.devices.device import Bytes
 from tandem.engine.images import ImagePlace, images_in
-from tandem.engine.kv_cache import NO_BLOCK, BlockTable, SequenceStates, extend_block_hashes
+from tandem.engine.kv_cache import NO_BLOCK, RESTORED, BlockTable, SequenceStates, extend_block_hashes
 from tandem.engine.kv_memory import kv_layers, state_layers
 from tandem.errors import ContextError, StateFileError
 from tandem.files import read_regular, write_whole
@@ -164,7 +164,7 @@ def restore(engine: Engine, state: State, path: str | os.PathLike[str]) -> None:
             at += block.nbytes
         cache.publish(tables, hashes)
         if hashes and cache.states:
-            cache.states.publish(states.own, hashes[-1])
+            cache.states.keep(states.own, hashes, RESTORED)
     finally:
         cache.free(tables)
         cache.free_states(states)

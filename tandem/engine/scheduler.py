@@ -14,11 +14,10 @@ import math
 import time
 from bisect import insort
 from collections import deque
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from tandem.engine.images import whole_images
-from tandem.engine.kv_cache import KVCache, extend_block_hashes
+from tandem.engine.kv_cache import BRANCH, EARLIER, PROMPT_END, KVCache, extend_block_hashes
 from tandem.engine.sequence import Chunk, SchedulerState, Sequence
 from tandem.engine.speculation import Speculator
 from tandem.errors import QueueFullError
@@ -64,6 +63,9 @@ class Scheduler:
         self.waiting: list[Sequence] = []  # both lists are sorted by priority, then arrival
         self.running: list[Sequence] = []
         self.preemptions = self.prompt_tokens = self.cached_prompt_tokens = 0  # totals of all requests so far
+        self.stateless_prompt_tokens = (
+            0  # of them with cached KV blocks, but computed again for want of a checkpoint
+        )
         self._free_table_rows = list(range(limits.sequences - 1, -1, -1))
         self._deadline = math.inf  # no request has an earlier deadline
 
@@ -358,7 +360,8 @@ class Scheduler:
             if cached:
                 self.cache.attach_state(kv.states, kv.block_hashes[cached - 1])
             branch = self.cache.find_prefix(kv.block_hashes[:usable], any_state=True)
-            kv.states.checkpoints = {blocks for blocks in (*_checkpoints(usable), branch) if blocks > cached}
+            kv.states.checkpoints = _checkpoints(usable, branch, cached)
+            sequence.state.stateless_prompt_tokens = (branch - cached) * KV_BLOCK
         sequence.state.computed = cached * KV_BLOCK
         if not sequence.state.admissions:  # after a preemption, it attaches blocks that it computed itself
             sequence.state.cached_prompt_tokens = sequence.state.computed
@@ -379,6 +382,7 @@ class Scheduler:
         if not sequence.state.admissions:
             self.prompt_tokens += len(sequence.request.prompt)
             self.cached_prompt_tokens += sequence.state.cached_prompt_tokens
+            self.stateless_prompt_tokens += sequence.state.stateless_prompt_tokens
         sequence.state.table_row = self._free_table_rows.pop()
         sequence.state.admissions += 1
         insort(self.running, sequence, key=_order)
@@ -463,13 +467,16 @@ def _can_follow(sequence: Sequence, state: SchedulerState) -> bool:
     return len(sequence.generated) + state.in_flight_tokens < sequence.request.max_tokens
 
 
-def _checkpoints(blocks: int) -> Iterator[int]:
-    """The ends of prefixes, in blocks, at which a prompt of this length keeps its recurrent state: its last full block,
-    and some before it, ever further apart. A prompt that differs d tokens before the end computes about 4 d again."""
-    distance = 0
+def _checkpoints(blocks: int, branch: int, cached: int) -> dict[int, str]:
+    """The ends of prefixes, in blocks, at which a prompt keeps its recurrent state, the most useful first: its last
+    full block, where it leaves the text of an earlier one, and some before its end, ever further apart. A prompt that
+    differs d tokens before the end computes about 4 d again."""
+    found, distance = {blocks: PROMPT_END}, CHECKPOINT_DISTANCE
+    found.setdefault(branch, BRANCH)
     while distance < blocks:
-        yield blocks - distance
-        distance = max(CHECKPOINT_DISTANCE, 4 * distance)
+        found.setdefault(blocks - distance, EARLIER)
+        distance *= 4
+    return {blocks: reason for blocks, reason in found.items() if blocks > cached}
 
 
 def _order(sequence: Sequence) -> tuple[int, int]:

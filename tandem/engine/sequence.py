@@ -79,6 +79,7 @@ class SchedulerState:
         "computed",
         "in_flight_tokens",
         "must_wait_for_token",
+        "stateless_prompt_tokens",
         "table_row",
         "wait_for_token",
     )
@@ -94,6 +95,8 @@ class SchedulerState:
         self.table_row = table_row  # its row in the block tables; -1: it is not running
         self.admissions = 0  # times it was admitted: more than 1 after a preemption
         self.cached_prompt_tokens = 0  # prompt tokens that were in the prefix cache at its first admission
+        # Prompt tokens after them that had cached KV blocks, but no checkpoint of recurrent layers: computed again.
+        self.stateless_prompt_tokens = 0
 
 
 class Sequence:

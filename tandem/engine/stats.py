@@ -27,6 +27,11 @@ class StateStats:
     used: int  # with references
     cached: int  # checkpoints in the prefix cache
     slot_bytes: int
+    # Since the start, by why there is a checkpoint (REASONS of kv_cache.py).
+    kept: dict[str, int]  # checkpoints
+    hits: dict[str, int]  # requests that began with one
+    evicted: int  # checkpoints that made room
+    recomputed_tokens: int  # prompt tokens with cached KV blocks, computed again for want of a checkpoint
 
 
 @dataclass(frozen=True)
@@ -94,4 +99,13 @@ def _state_stats(engine: Engine) -> StateStats | None:
     slots = len(pool.references)
     tensors = {launch.buffers.get("state") for launch in engine.program.launches} - {None}
     nbytes = sum(tensor.nbytes for tensor in tensors if tensor)
-    return StateStats(slots, slots - pool.num_free, len(pool.cached), nbytes // slots)
+    return StateStats(
+        slots=slots,
+        used=slots - pool.num_free,
+        cached=len(pool.cached),
+        slot_bytes=nbytes // slots,
+        kept=dict(pool.kept),
+        hits=dict(pool.hits),
+        evicted=pool.evictions,
+        recomputed_tokens=engine.scheduler.stateless_prompt_tokens,
+    )

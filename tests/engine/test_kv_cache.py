@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.engine.kv_cache import NO_BLOCK, BlockTable, KVCache
+from tandem.engine.kv_cache import NO_BLOCK, PROMPT_END, BlockPool, BlockTable, KVCache, StatePool
 from tandem.engine.kv_size import HEADROOM, plan_kv, step_bytes
 from tandem.errors import DoesNotFitError
 from tandem.gguf.file import GGUF, TensorInfo
@@ -196,3 +196,35 @@ def test_what_weights_take_is_known_before_they_are_read(tmp_path: Path, format:
         gguf.tensors["v"] = TensorInfo("v", by_name("F16"), (100,), 0, 200, gguf.path)
         model = Model(gguf, config((0,)), ARCHITECTURES["llama"])
         assert model.nbytes(panel_layout) == 48 * 512 * bits / 8 + 400
+
+
+def test_a_block_in_use_takes_the_place_of_an_equal_one_that_is_not() -> None:
+    pool = BlockPool(2)
+    old, new = pool.allocate(), pool.allocate()
+    pool.publish(old, b"text")
+    pool.publish(new, b"text")
+    assert pool.cached == {b"text": old}, "both are in use"
+    pool.free(old)
+    pool.publish(new, b"text")
+    assert pool.cached == {b"text": new} and pool.hashes[old] is None and pool.num_free == 1
+
+
+def test_a_short_request_does_not_evict_a_long_conversation() -> None:
+    """Slots for three checkpoints. A conversation that has gone on needs its first ones no more."""
+    pool, texts = StatePool(3), {name: [f"{name}{i}".encode() for i in range(90)] for name in "abcd"}
+
+    def keep(name: str, blocks: int, reason: str) -> None:
+        slot = pool.allocate()
+        pool.keep(slot, texts[name][:blocks], reason)
+        pool.free(slot)
+
+    for blocks in (80, 85, 90):
+        keep("a", blocks, PROMPT_END)
+    for name in "bcd":  # in turn, the prompts before the last one of `a`, and then short requests
+        keep(name, 20, PROMPT_END)
+    assert {*pool.cached} == {texts["a"][89], texts["c"][19], texts["d"][19]}
+    for _ in range(9):  # but at last it goes
+        keep("b", 20, PROMPT_END)
+        keep("c", 20, PROMPT_END)
+        keep("d", 20, PROMPT_END)
+    assert texts["a"][89] not in pool.cached

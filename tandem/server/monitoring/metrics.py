@@ -394,6 +394,19 @@ def _engine_metrics(monitor: EngineMonitor) -> Iterator[tuple[str, str, bool, di
         yield "state_slots_used", "State slots in use", False, {}, states["used"]
         yield "state_checkpoints", "Recurrent states in the prefix cache", False, {}, states["cached"]
         yield "state_slot_bytes", "Bytes of a recurrent state", False, {}, states["slot_bytes"]
+        for reason, kept in states["kept"].items():
+            labels = {"reason": reason}
+            yield "state_checkpoints_kept", "Checkpoints kept, by why", True, labels, kept
+            yield (
+                "state_checkpoint_hits",
+                "Requests that began with one",
+                True,
+                labels,
+                states["hits"][reason],
+            )
+        yield "state_checkpoint_evictions", "Checkpoints that made room", True, {}, states["evicted"]
+        recomputed = "Prompt tokens with KV blocks but no checkpoint"
+        yield "state_recomputed_tokens", recomputed, True, {}, states["recomputed_tokens"]
     if disk := state["disk"]:
         yield "disk_cache_bytes", "Bytes of the prefix cache on disk", False, {}, disk["used"]
         yield (
