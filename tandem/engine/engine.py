@@ -145,7 +145,9 @@ class Engine:
         weights = WeightPlan(model.layouts(device.weight_layout))
         ops = fuse(model.ops(context), weights.layouts, passes)
         state, free, nbytes = state_bytes(ops), device.free_memory(), model.nbytes(device.weight_layout)
-        states = plan_states(limits, state, weights=nbytes, free=free[0], step_slots=device.step_slots)
+        states = plan_states(
+            limits, state, weights=nbytes, free=free[0], step_slots=device.step_slots, kv_memory=kv_memory
+        )
         kv_blocks = plan_kv(
             config,
             limits,

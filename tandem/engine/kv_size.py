@@ -16,21 +16,34 @@ from tandem.program.step_inputs import StepLayout, StepLimits
 KV_FRACTION = 0.25  # fraction of the free memory for KV caches of several sequences
 STATE_FRACTION = 0.1  # fraction of the fast memory left beside the weights for recurrent states
 MIN_STATES = 4  # state slots: of a sequence, of an out-of-band forward, and checkpoints
-STATES_OF_SEQUENCE = 2  # state slots for each sequence
-CHECKPOINTS = 16  # state slots for checkpoints, beside those of sequences
+STATES_OF_SEQUENCE = 2  # state slots for each sequence: its own, and one for a checkpoint
+CHECKPOINTS = 16  # more state slots for checkpoints
+MIN_CHECKPOINTS = 2  # the end of a prompt and that of its answer
 BLOCKS_WITHOUT_KV = 1 << 16  # maximum blocks of several sequences in a model without attention
 HEADROOM = 200e6  # bytes left for Python, tokenizer and activations
 MAX_LAYER_BYTES = (1 << 32) - 1  # maximum bytes of a layer's keys and values: offsets in shaders have 32 bits
 
 
-def plan_states(limits: StepLimits, state: int, *, weights: int, free: float, step_slots: int = 1) -> int:
+def plan_states(
+    limits: StepLimits,
+    state: int,
+    *,
+    weights: int,
+    free: float,
+    step_slots: int = 1,
+    kv_memory: float | None = None,
+) -> int:
     """Returns the number of state slots, each of `state` bytes: those of sequences, draft tokens, an out-of-band
-    forward and checkpoints, within STATE_FRACTION of the `free` bytes of fast memory that the weights leave."""
+    forward and checkpoints, within STATE_FRACTION of the `free` bytes of fast memory that the weights leave. If the
+    memory for keys and values is given, checkpoints have STATE_FRACTION of it."""
     if not state:
         return 0
     left = free - weights - HEADROOM - step_bytes(limits, step_slots)
     draft_rows = limits.logits_rows - (limits.sequences - 1)
-    wanted = STATES_OF_SEQUENCE * limits.sequences + draft_rows + CHECKPOINTS
+    checkpoints = (STATES_OF_SEQUENCE - 1) * limits.sequences + CHECKPOINTS
+    if kv_memory is not None:
+        checkpoints = min(checkpoints, max(MIN_CHECKPOINTS, int(STATE_FRACTION * kv_memory / state)))
+    wanted = limits.sequences + draft_rows + checkpoints
     limit = min(left * STATE_FRACTION, MAX_LAYER_BYTES) / state
     return max(MIN_STATES, min(wanted, int(limit)))
 

@@ -83,7 +83,8 @@ class LLM:
         `kv`: the type of the KV cache: "f16", "q8" (int8, half the memory) or "f32".
         `batch`: maximum number of sequences that run at a time.
         `gpu_memory`: maximum bytes of a GPU's own memory.
-        `kv_memory`: bytes of the KV cache; None: a share of the free memory.
+        `kv_memory`: bytes of the KV cache, and a tenth of it for checkpoints of recurrent layers; None: a share of
+        the free memory.
         `prompt_lookup`: speculative decoding with n-grams of the prompt and output; fast where output repeats input.
         `draft`: speculative decoding with this smaller model of the same family, or "mtp": with the model's own draft
         head. None: with the draft head, on a CPU, if the file has one and `prompt_lookup` is off; "none": without.

@@ -32,17 +32,14 @@ def kv_memory(config: ModelConfig, context: int) -> int:
 
 
 @contextmanager
-def tiny(
-    monkeypatch: pytest.MonkeyPatch, context: int, checkpoints: int, **options: bool
-) -> Iterator[WatchedEngine]:
+def tiny(context: int, **options: bool) -> Iterator[WatchedEngine]:
     """Narrow, but a state is as large as the keys and values of 1,680 tokens; in Qwen 3.5 0.8B it is 1,536. The KV
-    cache holds one context."""
+    cache holds one context, and there is room for two checkpoints beside it."""
     model, device = SyntheticModel("qwen3.5-0.8b:q8_0", 4), CPUDevice(2)
     model.config = replace(
         model.config, dim=128, ffn_dim=128, q_heads=2, kv_heads=1, head_dim=64, vocab=VOCAB, ropes=(Rope(1e7, 32),),
         delta_heads=DeltaHeads(4, 8, 64, 64, tiled=True), draft_layers=0, trained_context=context,
     )  # fmt: skip
-    monkeypatch.setattr("tandem.engine.engine.plan_states", lambda *_, **__: checkpoints + OTHER_SLOTS)
     memory = kv_memory(model.config, context)
     try:
         yield WatchedEngine.load(model, device, context=context, batch=1, kv_memory=memory, **options)
@@ -66,26 +63,24 @@ def reads(engine: WatchedEngine, turns: int, tokens: int) -> tuple[list[Read], l
 
 
 @pytest.mark.parametrize(
-    ("turns", "tokens", "context", "checkpoints"),
+    ("turns", "tokens", "context"),
     [
-        (8, 6000, 8192, 2),
-        pytest.param(20, WHOLE, 34816, 2, marks=pytest.mark.soak),
+        (8, 6000, 8192),
+        pytest.param(20, WHOLE, 34816, marks=pytest.mark.soak),
     ],
 )
-def test_turns_go_on_from_checkpoints(
-    turns: int, tokens: int, context: int, checkpoints: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with tiny(monkeypatch, context, checkpoints) as engine:
+def test_turns_go_on_from_checkpoints(turns: int, tokens: int, context: int) -> None:
+    with tiny(context) as engine:
         found, answers = reads(engine, turns, tokens)
         states, memory = engine.stats().states, kv_memory(engine.model.config, context)
     assert states
     if tokens == WHOLE:
-        assert checkpoints * states.slot_bytes <= BUDGET * memory
+        assert (states.slots - OTHER_SLOTS) * states.slot_bytes <= BUDGET * memory
     assert found[-1].prompt > 0.9 * tokens
     for number, read in enumerate(found[1:], 2):
         assert read.again <= AGAIN, f"turn {number}: {read}"
     assert sum(states.hits.values()) == turns - 1
     assert states.hits[ANSWER_END] > states.hits[PROMPT_END] > 0
     assert sum(states.kept.values()) > states.evicted > 0, "the budget is not used up"
-    with tiny(monkeypatch, context, checkpoints, prefix_caching=False) as engine:
+    with tiny(context, prefix_caching=False) as engine:
         assert reads(engine, turns, tokens)[1] == answers
