@@ -10,7 +10,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -47,7 +47,7 @@ def _started(command: list[str], port: int, health: str) -> Iterator[Server]:
 
 
 def tandem(
-    model: Path, *, threads: int, device: str, context: int
+    model: Path, *, threads: int, device: str, context: int, options: Sequence[str] = ()
 ) -> contextlib.AbstractContextManager[Server]:
     port = _free_port()
     command = [
@@ -61,7 +61,8 @@ def tandem(
         "--threads",
         str(threads),
     ]
-    return _started([*command, "--context", str(context), "--port", str(port)], port, "/v1/models")
+    command += ["--context", str(context), "--port", str(port), *options]
+    return _started(command, port, "/v1/models")
 
 
 def llama_cpp(

@@ -202,6 +202,61 @@ def test_an_answer_with_drafts_leaves_a_checkpoint() -> None:
         assert computed(engine) - before <= 4 + KV_BLOCK
 
 
+def related_requests(random: Random, count: int) -> list[Request]:
+    """Prompts that often begin as an earlier one, up to any token."""
+    texts: list[list[int]] = [[]]
+    for _ in range(count):
+        start = random.choice(texts)[: random.randrange(120)]
+        texts.append(start + [random.randrange(260) for _ in range(random.randrange(1, 50))])
+    return [
+        (text, SamplingParams(max_tokens=random.randrange(1, 24), ignore_eos=True, seed=i, temperature=i % 2))
+        for i, text in enumerate(texts[1:])
+    ]
+
+
+@pytest.mark.parametrize("cases", [40, pytest.param(2500, marks=pytest.mark.soak)])
+@pytest.mark.parametrize("drafts", [False, True])
+@pytest.mark.parametrize(
+    ("name", "kv_memory"),
+    [("qwen35", 66_000), ("lfm2", 16_500), ("mamba2", None), ("falcon-h1", 66_000)],
+)
+def test_random_requests_have_the_bits_of_each_alone(
+    name: str, kv_memory: int | None, drafts: bool, cases: int
+) -> None:
+    """Steps of random sizes, random company and arrivals, one or two threads, preemption and cancelled requests; from
+    checkpoints, or with drafts of which random ones are right."""
+    path, random = GOLDENS / f"{name}.gguf", Random(cases)
+    wanted = related_requests(random, cases)
+    with opened(path, threads=1, prefix_caching=False) as engine:
+        expected = [engine.run(request)[0] for request in wanted]
+    answers = {tuple(prompt): ids for (prompt, _), (ids, _) in zip(wanted, expected, strict=True)}
+    proposer = RandomDrafts(answers, random) if drafts else None
+    with opened(path, threads=2, batch=5, kv_memory=kv_memory, proposer=proposer) as engine:
+        assert engine.cache.states
+        if speculator := engine.scheduler.speculator:
+            speculator.cost_model = FixedCost(0.001)
+        running, left = dict[int, Sequence](), list(range(len(wanted)))
+        while left or running:
+            if left and random.random() < 0.5:
+                i = left.pop()
+                running[i] = engine.submit(*wanted[i])
+            if random.random() < 0.1:
+                engine.cancel(engine.submit(*random.choice(wanted)))
+            limit_step(engine, random.choice([1, 3, 16, 17, 40, 256]))
+            engine.step()
+            for i, sequence in [*running.items()]:
+                if sequence.finish_reason is None:
+                    continue
+                del running[i]
+                assert [sampled.id for sampled in sequence.generated] == expected[i][0]
+                assert drafts or engine.seen.pop(sequence) == expected[i][1]
+        states = engine.stats().states
+        assert states and states.used == 0 and engine.cache.free_blocks == engine.cache.blocks
+        assert sum(states.hits.values()) > cases / 10
+        assert drafts is bool(speculator and speculator.accepted > cases / 10)
+        assert engine.scheduler.preemptions or not kv_memory
+
+
 def test_prompt_lookup_works_on_hybrids() -> None:
     with LLM(GOLDENS / "qwen35.gguf", context=256, device="cpu", threads=1) as llm:
         expected = llm.generate("the in the in the in", max_tokens=100, temperature=0).token_ids
