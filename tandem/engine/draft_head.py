@@ -4,17 +4,18 @@ Its row for position t has the model's hidden state of token t and the embedding
 its own hidden state takes the place of the model's. Keys and values of the layer are in the model's KV blocks. Those of
 all tokens are stored, also without drafts, which takes a small part of the layer: so a draft can begin at any time.
 
-The head is a Program of its own in the model's arenas, with the StepInputs of the second step slot. The host copies
-hidden states between the two.
+The head is a Program of its own in the model's arenas, with the StepInputs of the second step slot: so on a GPU one
+step is in flight, not two. The host copies hidden states between the two Programs.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
-from tandem.devices.device import Device, validate_on
+from tandem.devices.device import Device, Recording, validate_on
 from tandem.engine.images import SectionedAngles
 from tandem.engine.kv_cache import KVCache
 from tandem.engine.sequence import Chunk, Sequence
@@ -100,14 +101,17 @@ class DraftHead:
         self.device, self.program, self.cache, self.dim = device, program, cache, dim
         self._angles = angles
         self._model_hidden, self._hidden = model.values[HIDDEN][1], program.values[DRAFT_HIDDEN][1]
-        self._given = self._read(program.values[DRAFT_INPUT][1], layout.limits.tokens)
+        self._input = program.values[DRAFT_INPUT][1]
+        # What the host gives a run: float32 [tokens, stride], of which `dim` columns are used.
+        self._given = np.zeros((layout.limits.tokens, self._input.stride), np.float32)
         self._inputs = StepInputs(layout, device.memory(arena_in(STEP_SLOT, "step")))
         self._inputs.params[:] = GREEDY.view(np.int32)
         self._inputs.rows[:] = np.arange(len(self._inputs.rows))
         results = device.memory(arena_in(STEP_SLOT, "results"))[: layout.result_bytes].view(np.int32)
         self._results = results.reshape(-1, RESULT_INTS)
-        self._recording = device.record(program, STEP_SLOT)
-        self._stored = 1 + next(i for i, launch in enumerate(program.launches) if launch.buffers.get("cache"))
+        self._drafting = device.record(program, STEP_SLOT)
+        stored = 1 + next(i for i, launch in enumerate(program.launches) if launch.buffers.get("cache"))
+        self._storing = device.record(replace(program, launches=program.launches[:stored]), STEP_SLOT)
         self._pending: list[Computed] = []
         self._last: dict[
             Sequence, tuple[int, Array]
@@ -143,13 +147,13 @@ class DraftHead:
             if sequence.state.table_row < 0 or admissions != sequence.state.admissions:
                 continue  # it has ended or was preempted
             if rows + len(hidden) > len(self._given):
-                self._run(rows, 0, self._stored)
+                self._run(self._storing, rows)
                 rows = 0
             self._write(sequence, rows, position, sequence.tokens[position + 1 :][: len(hidden)])
-            self._given[rows : rows + len(hidden)] = hidden
+            self._given[rows : rows + len(hidden), : self.dim] = hidden
             rows += len(hidden)
         if rows:
-            self._run(rows, 0, self._stored)
+            self._run(self._storing, rows)
 
     def propose(self, wanted: list[tuple[Sequence, int]]) -> list[list[int]]:
         drafts: list[list[int]] = [[] for _ in wanted]
@@ -163,8 +167,8 @@ class DraftHead:
                 position = len(sequence.tokens) - 2 + len(draft)
                 self._write(sequence, row, position, [draft[-1] if draft else sequence.tokens[-1]])
                 self._inputs.work[row, :5] = row, 1, sequence.state.table_row, position, 0
-            self._given[:rows] = hidden
-            self._run(rows, rows)
+            self._given[:rows, : self.dim] = hidden
+            self._run(self._drafting, rows, rows)
             for row, i in enumerate(open_drafts):
                 drafts[i].append(int(self._results[row, 0]))
             going_on = [row for row, i in enumerate(open_drafts) if len(drafts[i]) < wanted[i][1]]
@@ -174,8 +178,8 @@ class DraftHead:
 
     def _can_draft(self, sequence: Sequence, count: int) -> bool:
         """Whether its last hidden state is known, and it has KV blocks for a draft."""
-        position, _ = self._last.get(sequence, (-1, None))
-        if not count or position != len(sequence.tokens) - 2:
+        position, hidden = self._last.get(sequence, (-1, None))
+        if not count or hidden is None or position != len(sequence.tokens) - 2:
             return False
         return self.cache.reserve(sequence.kv.tables, position + count)
 
@@ -195,10 +199,11 @@ class DraftHead:
             blocks = np.array(table.blocks, np.int32)[positions // KV_BLOCK]
             rows[:, TOKEN_SLOT + group] = blocks * KV_BLOCK + positions % KV_BLOCK
 
-    def _run(self, tokens: int, rows: int, end: int | None = None) -> None:
+    def _run(self, recording: Recording, tokens: int, rows: int = 0) -> None:
         header = self._inputs.header
         header[[HEADER_TOKENS, HEADER_ROWS, HEADER_WORK, HEADER_SEQUENCES]] = tokens, rows, rows, rows
-        self._recording.replay(0, end)
+        self.device.write(self._input, self._given[:tokens].reshape(-1).view(np.uint8))
+        recording.replay()
 
     def _read(self, tensor: Tensor, rows: int) -> Array:
         memory = self.device.read(tensor)

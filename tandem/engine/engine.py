@@ -180,8 +180,10 @@ class Engine:
             speculator=Speculator(proposer) if proposer else None,
             stages=device.stages,
         )
+        # The second step slot is the draft head's.
         step_slots = [
-            _make_step_slot(config, device, program, layout, i, sectioned) for i in range(device.step_slots)
+            _make_step_slot(config, device, program, layout, i, sectioned)
+            for i in range(1 if head else device.step_slots)
         ]
         return cls(model, device, program, cache, scheduler, step_slots, context, encoder, head)
 

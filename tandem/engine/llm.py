@@ -87,7 +87,7 @@ class LLM:
         the free memory.
         `prompt_lookup`: speculative decoding with n-grams of the prompt and output; fast where output repeats input.
         `draft`: speculative decoding with this smaller model of the same family, or "mtp": with the model's own draft
-        head. None: with the draft head, on a CPU, if the file has one and `prompt_lookup` is off; "none": without.
+        head. None: on a CPU with the draft head, if the file has one and `prompt_lookup` is off; "none": without.
         `split`: layers of each of several devices; None: in proportion to their measured speed.
         `placement`: what several devices divide: "layers", "columns" of matmuls,
         "columns-overlapped" (two steps in flight) or "npu-attention".
@@ -219,16 +219,17 @@ class LLM:
     def _uses_draft_head(self, options: LoadOptions) -> bool:
         if options.prompt_lookup or options.draft not in (None, DRAFT_HEAD):
             return False
-        runs = self.device.step_slots == 1 and self.device.holds_several_programs
+        runs = self.device.holds_several_programs
         if options.draft and not self._model.config.draft_layers:
             raise RequestError(
                 f"draft={DRAFT_HEAD}: the file has no draft head (nextn tensors): use one that has it, or a draft model"
             )
         if options.draft and not runs:
             raise RequestError(
-                f"draft={DRAFT_HEAD}: draft heads run on a CPU: use device=cpu, or a draft model"
+                f"draft={DRAFT_HEAD}: draft heads run on one device: name one, or use a draft model"
             )
-        return runs and self._model.config.draft_layers > 0
+        wanted = options.draft is not None or self.device.step_slots == 1
+        return runs and wanted and self._model.config.draft_layers > 0
 
     def _proposer(self, options: LoadOptions) -> Proposer | None:
         if options.prompt_lookup:

@@ -92,6 +92,10 @@ def test_later_draft_tokens_read_the_hidden_state_of_the_head(tmp_path: Path) ->
 def test_drafts_change_no_token(name: str, options: dict[str, Any], tmp_path: Path) -> None:
     path, random = write_with_draft_head(tmp_path / "tiny.gguf", name), Random(5)
     wanted = [(prompt, replace(params, max_tokens=40, ignore_eos=True)) for prompt, params in requests(6)]
+    wanted[2] = (
+        wanted[2][0][:1],
+        wanted[2][1],
+    )  # before its first step, a prompt of one token has no hidden state
     with opened(path, prefix_caching=False) as engine:
         expected = [engine.run(request)[0][0] for request in wanted]
     with opened(path, draft_head=True, **options) as engine:

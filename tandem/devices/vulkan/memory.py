@@ -81,8 +81,9 @@ def split_arena(arena: str, nbytes: int, tensors: Spans, max_bytes: int) -> list
 def arena_parts(program: Program, max_bytes: int) -> list[ArenaPart]:
     """The parts of all arenas of a Program, in descending order of traffic per byte."""
     arena_spans: dict[str, Spans] = {arena: {} for arena in program.arena_bytes}
-    read = {tensor.root for launch in program.launches for tensor in launch.touched("r")}
-    for launch in program.launches:
+    launches = program.launches + (program.beside.launches if program.beside else [])
+    read = {tensor.root for launch in launches for tensor in launch.touched("r")}
+    for launch in launches:
         for tensor in launch.buffers.values():
             if tensor is not None:
                 span = (tensor.root.start, tensor.root.start + tensor.root.nbytes)
