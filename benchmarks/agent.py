@@ -1,6 +1,6 @@
 """Replays an agent's requests to `tandem serve` and to llama-server, with a model that has recurrent layers.
 
-    python -m benchmarks.agent --peer LLAMA_SERVER [--model FILE] [--turns 20] [--tokens 30000] [--output FILE]
+    python -m benchmarks.agent --peer LLAMA_SERVER [--model FILE] [--requests 20] [--tokens 30000] [--output FILE]
 
 Each request has all that was said before; both servers go on from their own answers. Ours has keys and values of one
 context and checkpoints in a tenth of that (`--kv-memory`); llama-server one slot, and its own default for checkpoints.
@@ -26,15 +26,15 @@ from benchmarks.hybrid_file import write_hybrid
 from tandem.engine.kv_size import context_bytes
 from tandem.kernels.abi import KV_BLOCK
 from tandem.model.model import open_model
-from tests.engine.agent_transcript import Turn, replay, transcript
+from tests.engine.agent_transcript import AgentRequest, replay, transcript
 
 SHAPE, LAYERS = "qwen3.5-0.8b:q4_k_m", 4
 VOCAB = 150_000  # ids below it are texts in any tokenizer of Qwen
 STEP = 512  # tokens
 
 
-def run(port: int, turns: list[Turn]) -> dict[str, Any]:
-    """What each turn read, and the seconds of its prompt."""
+def run(port: int, requests: list[AgentRequest]) -> dict[str, Any]:
+    """What each request read, and the seconds of its prompt."""
     seconds: list[float] = []
 
     def answer(prompt: list[int], count: int) -> tuple[list[int], int]:
@@ -47,9 +47,9 @@ def run(port: int, turns: list[Turn]) -> dict[str, Any]:
         return found["tokens"], found["timings"]["prompt_n"]
 
     begun, rows = time.perf_counter(), []
-    for read in replay(turns, answer):
+    for read in replay(requests, answer):
         rows.append({**read._asdict(), "again": read.again, "seconds": seconds[-1]})
-    return {"turns": rows, "seconds": time.perf_counter() - begun}
+    return {"requests": rows, "seconds": time.perf_counter() - begun}
 
 
 def ask(port: int, path: str, body: dict[str, Any] | None = None) -> Any:
@@ -60,19 +60,19 @@ def ask(port: int, path: str, body: dict[str, Any] | None = None) -> Any:
         return json.load(reply)
 
 
-def ours(file: Path, options: argparse.Namespace, turns: list[Turn]) -> dict[str, Any]:
+def ours(file: Path, options: argparse.Namespace, requests: list[AgentRequest]) -> dict[str, Any]:
     with open_model(file) as model:
         nbytes = context_bytes(model.config, options.context // KV_BLOCK, STEP, "f16")
     more = ["--batch", "1", "--kv-memory", str(nbytes / 1e9)]
     with servers.tandem(
         file, threads=options.threads, device="cpu", context=options.context, options=more
     ) as server:
-        found = run(server.port, turns)
+        found = run(server.port, requests)
         [state] = ask(server.port, "/live")["models"].values()
     return found | {"kv_bytes": nbytes, "states": state["states"]}
 
 
-def peer(file: Path, options: argparse.Namespace, turns: list[Turn]) -> dict[str, Any]:
+def peer(file: Path, options: argparse.Namespace, requests: list[AgentRequest]) -> dict[str, Any]:
     with servers.llama_cpp(
         options.peer,
         file,
@@ -81,11 +81,11 @@ def peer(file: Path, options: argparse.Namespace, turns: list[Turn]) -> dict[str
         context=options.context,
         options=options.peer_options,
     ) as server:
-        return run(server.port, turns)
+        return run(server.port, requests)
 
 
 def line(side: str, found: dict[str, Any]) -> str:
-    later = found["turns"][1:]
+    later = found["requests"][1:]
     prompts, again = sum(row["prompt"] for row in later), sum(row["again"] * row["prompt"] for row in later)
     return (
         f"| {side} | {max(row['again'] for row in later):.1%} | {again / prompts:.1%} | {again:.0f} of {prompts} "
@@ -98,13 +98,13 @@ def main() -> None:
     parser.add_argument("--peer", metavar="LLAMA_SERVER", help="without it, only ours is measured")
     parser.add_argument("--peer-options", nargs="*", default=[], metavar="OPTION", help="more of its options")
     parser.add_argument("--model", type=Path, metavar="FILE")
-    parser.add_argument("--turns", type=int, default=20, metavar="N")
+    parser.add_argument("--requests", type=int, default=20, metavar="N")
     parser.add_argument("--tokens", type=int, default=30_000, metavar="N", help="of the last prompt")
     parser.add_argument("--context", type=int, default=32_768, metavar="N")
     parser.add_argument("--threads", type=int, default=2, metavar="N")
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
-    turns = transcript(options.turns, options.tokens, VOCAB)
+    requests = transcript(options.requests, options.tokens, VOCAB)
     with tempfile.TemporaryDirectory() as folder:
         file = options.model or Path(folder, "hybrid.gguf")
         if not options.model:
@@ -112,7 +112,7 @@ def main() -> None:
         sides: dict[str, Callable[..., dict[str, Any]]] = {"Tandem": ours}
         if options.peer:
             sides["llama.cpp"] = peer
-        found = {side: measure(file, options, turns) for side, measure in sides.items()}
+        found = {side: measure(file, options, requests) for side, measure in sides.items()}
     print("| | most of a prompt | of all prompts | tokens computed again | prompts |\n|---|---|---|---|---|")
     for side, each in found.items():
         print(line(side, each))

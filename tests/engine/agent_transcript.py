@@ -11,29 +11,29 @@ from itertools import pairwise
 from random import Random
 from typing import NamedTuple
 
-SIDE_EVERY, REASONING_EVERY = 5, 4  # turns
+SIDE_EVERY, REASONING_EVERY = 5, 4  # requests
 OPENING = 0.15  # of all tokens: instructions, tools, and the task
 
 
-class Turn(NamedTuple):
+class AgentRequest(NamedTuple):
     said: list[int]  # by the user or a tool, after the answer before
     answer: int  # tokens of the answer
     reasoning: int  # of them, the first ones, which later prompts leave out
     side: list[int]  # the prompt of a request beside, just before; empty: none
 
 
-def transcript(turns: int, tokens: int, vocab: int, seed: int = 0) -> list[Turn]:
-    """With `turns` requests, the last of which has about `tokens` tokens."""
-    random, found = Random(seed), list[Turn]()
-    answers = [random.randrange(30, 120) * tokens // 30000 + 8 for _ in range(turns)]
+def transcript(count: int, tokens: int, vocab: int, seed: int = 0) -> list[AgentRequest]:
+    """With `count` requests, the last of which has about `tokens` tokens."""
+    random, found = Random(seed), list[AgentRequest]()
+    answers = [random.randrange(30, 120) * tokens // 30000 + 8 for _ in range(count)]
     rest = tokens - int(OPENING * tokens) - sum(answers)
-    cuts = sorted(random.random() for _ in range(turns - 2))
+    cuts = sorted(random.random() for _ in range(count - 2))
     sizes = [int(OPENING * tokens)] + [max(4, int(rest * (b - a))) for a, b in pairwise([0.0, *cuts, 1.0])]
     for number, (size, answer) in enumerate(zip(sizes, answers, strict=True), 1):
         side = random.randrange(100, 1000) * tokens // 30000 + 4 if number % SIDE_EVERY == 0 else 0
         reasoning = answer // 2 if number % REASONING_EVERY == 0 else 0
         said, beside = ([random.randrange(vocab) for _ in range(n)] for n in (size, side))
-        found.append(Turn(said, answer, reasoning, beside))
+        found.append(AgentRequest(said, answer, reasoning, beside))
     return found
 
 
@@ -55,15 +55,15 @@ Answer = Callable[
 ]  # (prompt, tokens) -> (answer, computed prompt tokens)
 
 
-def replay(turns: list[Turn], answer: Answer) -> Iterator[Read]:
-    """Runs the requests of a transcript; yields what each turn computed."""
+def replay(requests: list[AgentRequest], answer: Answer) -> Iterator[Read]:
+    """Runs the requests of a transcript; yields what each computed."""
     prompt, known = list[int](), 0
-    for turn in turns:
-        if turn.side:
-            answer(turn.side, 8)
-        prompt = prompt + turn.said
-        generated, computed = answer(prompt, turn.answer)
+    for request in requests:
+        if request.side:
+            answer(request.side, 8)
+        prompt = prompt + request.said
+        generated, computed = answer(prompt, request.answer)
         yield Read(len(prompt), computed, known)
         # The state and the keys and values of the last token are not computed.
-        known = len(prompt) if turn.reasoning else len(prompt) + len(generated) - 1
-        prompt = prompt + generated[turn.reasoning :]
+        known = len(prompt) if request.reasoning else len(prompt) + len(generated) - 1
+        prompt = prompt + generated[request.reasoning :]

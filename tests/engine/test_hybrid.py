@@ -223,7 +223,7 @@ def related_requests(random: Random, count: int) -> list[Request]:
 def test_random_requests_have_the_bits_of_each_alone(
     name: str, kv_memory: int | None, drafts: bool, cases: int
 ) -> None:
-    """Steps of random sizes, random company and arrivals, one or two threads, preemption and cancelled requests; from
+    """Steps of random sizes, random batches and arrivals, one or two threads, preemption and cancelled requests; from
     checkpoints, or with drafts of which random ones are right."""
     path, random = GOLDENS / f"{name}.gguf", Random(cases)
     wanted = related_requests(random, cases)
