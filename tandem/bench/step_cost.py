@@ -10,11 +10,11 @@ import numpy as np
 from tandem.kernels import expert_matmul
 from tandem.kernels.abi import KV_BLOCK
 from tandem.kernels.kernel import Cost
-from tandem.kernels.kv_layout import kv_bytes
+from tandem.kernels.kv_layout import kv_bytes, latent_bytes
 from tandem.program.program import Launch, Program
 
 Step = list[tuple[int, int]]  # (position, tokens) of each sequence
-ATTENTION = ("attention", "attention_rope")
+ATTENTION = ("attention", "attention_rope", "attention_latent")
 # Kernels whose operations count: those of others are negligible.
 COUNTED_KERNELS = "matmul", "expert_matmul", "attention"
 
@@ -61,20 +61,31 @@ def kv_read(launch: Launch, alike: Counter[tuple[int, int]]) -> float:
     """Bytes of keys and values. `alike`: the number of sequences for each (position, tokens)."""
     if launch.kernel.name not in ATTENTION:
         return 0.0
+    window, each = kv_read_per_position(launch)
+    window = window or 1 << 30
+    return each * sum(n * min(begin + count, window + count - 1) for (begin, count), n in alike.items())
+
+
+def kv_read_per_position(launch: Launch) -> tuple[int, int]:
+    """The window of a launch of attention, 0 for none, and the bytes that the cache has for a position."""
     s = launch.scalars
-    window = int(s["window"]) or 1 << 30
-    read = sum(n * min(begin + count, window + count - 1) for (begin, count), n in alike.items())
-    return read * (kv_bytes(1, s["kv_heads"], int(s["head_dim"]), s["kv"]) // KV_BLOCK)  # a key and its value
+    if launch.kernel.name == "attention_latent":
+        return 0, latent_bytes(1, s["latent"] + s["rotated"], s["kv"]) // KV_BLOCK
+    return int(s["window"]), kv_bytes(1, s["kv_heads"], int(s["head_dim"]), s["kv"]) // KV_BLOCK
 
 
 def _launch_cost(launch: Launch, counts: dict[str, int], alike: Counter[tuple[int, int]]) -> Cost:
     cost, s = launch.cost(counts), launch.scalars
     if launch.kernel.name not in ATTENTION:
         return cost
-    window = int(s["window"]) or 1 << 30
+    window = kv_read_per_position(launch)[0] or 1 << 30
     pairs = sum(
         n * int(np.minimum(np.arange(begin, begin + count) + 1, window).sum())
         for (begin, count), n in alike.items()
     )
-    ops = 4 * pairs * int(s["q_heads"]) * int(s["head_dim"])
+    latent = launch.kernel.name == "attention_latent"
+    columns = (
+        s["latent"] + s["rotated"] / 2 if latent else s["head_dim"]
+    )  # half of those of a query and a value
+    ops = 4 * pairs * int(s["q_heads"]) * columns
     return Cost(cost.bytes + kv_read(launch, alike), cost.ops + ops)

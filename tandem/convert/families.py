@@ -30,7 +30,15 @@ class Stacked(NamedTuple):
     interleaved: bool = False
 
 
-Names = dict[str, str | Experts | Stacked]
+class Latent(NamedTuple):
+    """For each head, the rows that make its keys of a latent, then those that make its values: `keys` is written the
+    other way round, [heads, latent, columns of a key]."""
+
+    keys: str
+    values: str
+
+
+Names = dict[str, str | Experts | Stacked | Latent]
 
 
 # Names in a layer, after "model.layers.N." and before ".weight" or ".bias". A star is the number of an expert.
@@ -86,6 +94,14 @@ GPT_OSS_NAMES: Names = {
     "post_attention_layernorm": "post_attention_norm",
     "mlp.experts.gate_up_proj": Stacked(("ffn_gate_exps", "ffn_up_exps"), interleaved=True),
     "mlp.experts.down_proj": Stacked(("ffn_down_exps",), interleaved=True),
+}
+LATENT_NAMES: Names = {
+    "self_attn.q_a_proj": "attn_q_a",
+    "self_attn.q_a_layernorm": "attn_q_a_norm",
+    "self_attn.q_b_proj": "attn_q_b",
+    "self_attn.kv_a_proj_with_mqa": "attn_kv_a_mqa",
+    "self_attn.kv_a_layernorm": "attn_kv_a_norm",
+    "self_attn.kv_b_proj": Latent("attn_k_b", "attn_v_b"),
 }
 GLM4_NORMS: Names = {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}
 
@@ -209,6 +225,43 @@ def glm4moe(c: HFConfig) -> Keys:
     }
 
 
+def deepseek2(c: HFConfig) -> Keys:
+    own, rotated, latent = (
+        c.count(n, least=1) for n in ("qk_nope_head_dim", "qk_rope_head_dim", "kv_lora_rank")
+    )
+    kinds = c.get("mlp_layer_types")
+    dense = kinds.count("dense") if isinstance(kinds, list) else c.count("first_k_dense_replace", default=0)
+    if isinstance(kinds, list) and kinds != ["dense"] * dense + ["sparse"] * (c.layers - dense):
+        c.fail("mlp_layer_types", "dense layers are not the first ones")
+    sigmoid = "DeepseekV2ForCausalLM" not in (c.get("architectures") or ())
+    keys: Keys = {
+        "vocab_size": c.count("vocab_size"),
+        "leading_dense_block_count": dense,
+        "attention.head_count_kv": 1,
+        "attention.kv_lora_rank": latent,
+        "attention.key_length": latent + rotated,
+        "attention.value_length": latent,
+        "attention.key_length_mla": own + rotated,
+        "attention.value_length_mla": c.count("v_head_dim", least=1),
+        "rope.dimension_count": rotated,
+        "expert_shared_count": c.count("n_shared_experts", default=0),
+        "expert_gating_func": 2 if sigmoid else 1,
+        "expert_weights_scale": c.number("routed_scaling_factor", default=1.0),
+        "expert_weights_norm": sigmoid and bool(c.get("norm_topk_prob", default=True)),
+    }
+    if size := c.get("q_lora_rank"):
+        keys["attention.q_lora_rank"] = size
+    if (c.get("n_group") or 1) > 1 and c.get("topk_method") != "greedy":
+        keys |= {"expert_group_count": c.count("n_group"), "expert_group_used_count": c.count("topk_group")}
+    rope = c.rope()
+    if rope["rope_type"] == "yarn" and (all_dim := rope.get("mscale_all_dim")):
+        if rope.get("mscale", all_dim) != all_dim:
+            c.fail("rope_parameters.mscale", "it differs from mscale_all_dim")
+        # A tenth, as files of this architecture have it; and YaRN's magnitude is in the scale of scores.
+        keys |= {"rope.scaling.yarn_log_multiplier": 0.1 * float(all_dim), "rope.scaling.attn_factor": 1.0}
+    return keys
+
+
 def ernie4_5_moe(c: HFConfig) -> Keys:
     keys: Keys = {
         "leading_dense_block_count": c.count("moe_layer_start_index", default=0),
@@ -282,6 +335,9 @@ GEMMA3 = Family(
 GEMMA2 = Family(
     "gemma2", gemma2, POST_NORMS, norm_offset=1.0, defaults={"head_dim": 256, "tie_word_embeddings": True}
 )
+DEEPSEEK2 = Family(
+    "deepseek2", deepseek2, LATENT_NAMES, required={"attention_bias": False, "rope_interleave": True}
+)
 MISTRAL3 = Family("mistral3", mistral3, reordered=True)
 
 # By the first of `architectures` in config.json.
@@ -289,6 +345,8 @@ FAMILIES: dict[str, Family] = {
     "BertForSequenceClassification": BERT_RANKS,
     "BertModel": BERT,
     "Cohere2ForCausalLM": Family("cohere2", cohere2, layer_norm=True, defaults={"tie_word_embeddings": True}),
+    "DeepseekV2ForCausalLM": DEEPSEEK2,
+    "DeepseekV3ForCausalLM": DEEPSEEK2,
     "Ernie4_5ForCausalLM": Family("ernie4_5"),
     "Ernie4_5_MoeForCausalLM": Family("ernie4_5-moe", ernie4_5_moe),
     "Exaone4ForCausalLM": Family("exaone4", window_and_pattern, POST_NORMS),
@@ -299,6 +357,7 @@ FAMILIES: dict[str, Family] = {
     "Glm4MoeForCausalLM": Family(
         "glm4moe", glm4moe, {"post_attention_layernorm": "post_attention_norm"}, required={"n_group": 1}
     ),
+    "Glm4MoeLiteForCausalLM": DEEPSEEK2,
     "GptOssForCausalLM": Family("gpt-oss", window, GPT_OSS_NAMES),
     "GraniteForCausalLM": Family("granite", granite, reordered=True),
     "GraniteMoeForCausalLM": Family("granitemoe", granite, reordered=True),

@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from tandem.convert.families import LAYER, Experts, Family, Stacked
+from tandem.convert.families import LAYER, Experts, Family, Latent, Stacked
 from tandem.convert.hf_config import HFConfig
 from tandem.convert.safetensors import Safetensors
 from tandem.errors import ConversionError
@@ -126,6 +126,8 @@ class _Plan:
             self._add_interleaved(layer, target.names, kind, packed, stored)
         elif isinstance(target, Stacked):
             self._add_stacked(layer, target, kind, stored)
+        elif isinstance(target, Latent):
+            self._add_latent(layer, target, kind, stored)
         elif target in ("attn_q", "attn_k") and self.family.reordered:
             heads = self.c.heads if target == "attn_q" else self.c.kv_heads
             self._reordered(f"{layer}{target}.{kind}", stored, heads)
@@ -186,6 +188,26 @@ class _Plan:
                     yield from self._chunks(stored, expert * rows + begin, part)
 
             self._set(Output(f"{layer}{name}.{kind}", (experts, part, columns), of_experts))
+
+    def _add_latent(self, layer: str, target: Latent, kind: str, stored: str) -> None:
+        """[rows of a key and of a value for each head, columns of the latent]."""
+        key, value = self.c.count("qk_nope_head_dim"), self.c.count("v_head_dim")
+        shape, heads = self.weights.tensors[stored].shape, self.c.heads
+        if len(shape) != 2 or shape[0] != heads * (key + value):
+            raise ConversionError(
+                f"{self.folder}: {label(stored)} has the shape {shape}, not that of {heads} heads: fetch it again"
+            )
+
+        def keys() -> Iterator[Array]:
+            for head in range(heads):
+                yield self.weights.rows(stored, head * (key + value), key).T
+
+        def values() -> Iterator[Array]:
+            for head in range(heads):
+                yield self.weights.rows(stored, head * (key + value) + key, value)
+
+        self._set(Output(f"{layer}{target.keys}.{kind}", (heads, shape[1], key), keys))
+        self._set(Output(f"{layer}{target.values}.{kind}", (heads, value, shape[1]), values))
 
     def _stack_shape(self, stored: str) -> tuple[int, int, int]:
         shape = self.weights.tensors[stored].shape

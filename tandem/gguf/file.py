@@ -201,18 +201,19 @@ class GGUF:
         """Gives a tensor a second name."""
         self.tensors[name] = self.tensor(source)._replace(name=name)
 
-    def divide_runs(self, name: str, parts: tuple[str, str], run: int) -> None:
-        """Replaces a tensor by two parts whose rows alternate in it, `run` at a time."""
-        whole = self.tensor(name)
-        if whole.shape[0] % (2 * run):
-            self.fail(name, f"shape is {whole.shape}, no multiple of {2 * run} rows: convert it again")
+    def divide_runs(self, name: str, parts: Mapping[str, int]) -> None:
+        """Replaces a tensor by parts whose rows take turns in it: as many rows of each, by name, at a time."""
+        whole, period, begin = self.tensor(name), sum(parts.values()), 0
+        if whole.shape[0] % period:
+            self.fail(name, f"shape is {whole.shape}, no multiple of {period} rows: convert it again")
         del self.tensors[name]
-        shape = (whole.shape[0] // 2, *whole.shape[1:])
-        for i, part in enumerate(parts):
-            begin = whole.offset + i * run * whole.row_bytes
+        for part, run in parts.items():
+            shape = (whole.shape[0] // period * run, *whole.shape[1:])
+            offset, nbytes = whole.offset + begin * whole.row_bytes, whole.nbytes // period * run
             self.tensors[part] = TensorInfo(
-                part, whole.format, shape, begin, whole.nbytes // 2, whole.path, run, 2 * run
+                part, whole.format, shape, offset, nbytes, whole.path, run, period
             )
+            begin += run
 
     def raw(self, name: str) -> Array:
         """Reads a tensor: uint8 [rows, row bytes]."""

@@ -9,6 +9,7 @@ from tandem.kernels import (
     activate_slots,
     add_input,
     attention_dispatch,
+    attention_latent,
     combine,
     combine_norm,
     delta_rule,
@@ -32,6 +33,7 @@ from tandem.kernels import (
     scale,
     short_conv,
     ssm_scan,
+    store_latent,
 )
 from tandem.kernels.dispatch import Dispatch, DispatchRule, Gpu
 from tandem.kernels.kernel import Counts, Scalars
@@ -42,6 +44,7 @@ DISPATCH_RULES: dict[str, DispatchRule] = {
     "activate_slots": activate_slots.dispatch,
     "add_input": add_input.dispatch,
     "attention": attention_dispatch.attention,
+    "attention_latent": attention_latent.dispatch,
     "attention_prefetch": attention_dispatch.attention_prefetch,
     "attention_rope": attention_dispatch.attention_rope,
     "combine": combine.dispatch,
@@ -84,6 +87,7 @@ DISPATCH_RULES: dict[str, DispatchRule] = {
     "scale": scale.dispatch,
     "short_conv": short_conv.dispatch,
     "ssm_scan": ssm_scan.dispatch,
+    "store_latent": store_latent.dispatch,
 }
 
 

@@ -12,3 +12,12 @@ ALWAYS_INLINE size_t kv_head_bytes(int32_t head_dim, int32_t kv) {
     if (kv == KV_Q8) return (size_t)2 * KV_BLOCK * (head_dim + sizeof(half) * kv_scales(head_dim));
     return (size_t)2 * KV_BLOCK * head_dim * (kv == KV_F32 ? sizeof(float) : sizeof(half));
 }
+
+// Latent attention: one layer's cache is [blocks][KV_BLOCK tokens] rows for all heads. In int8 the scales follow them:
+// [KV_BLOCK tokens][kv_scales]. A row takes the bytes of a key and a value of half its elements.
+ALWAYS_INLINE size_t latent_block_bytes(int32_t elements, int32_t kv) { return kv_head_bytes(elements / 2, kv); }
+
+// The scales of the token that is number `inside` of a block.
+ALWAYS_INLINE half *latent_scales(const char *block, int32_t elements, int32_t inside) {
+    return (half *)(block + (size_t)KV_BLOCK * elements) + (size_t)inside * kv_scales(elements);
+}

@@ -73,3 +73,44 @@ def kv_load(cache: Array, slots: Array) -> tuple[Array, Array]:
             scales = cache[name][block, :, :, inside].astype(np.float32)
             x *= np.repeat(scales, KV_SCALED, axis=-1)[..., : x.shape[-1]]
     return k, v
+
+
+# ---- latent attention
+
+
+def latent_bytes(blocks: float, elements: float, kv: float) -> int:
+    """Bytes of a layer's cache of rows of that many elements."""
+    return kv_bytes(blocks, 1, int(elements) // 2, kv)
+
+
+def latent_zeros(blocks: int, elements: int, kv: str) -> Array:
+    """One layer's cache: [blocks] of `latent_dtype`."""
+    return np.zeros(blocks, latent_dtype(elements, kv))
+
+
+def latent_dtype(elements: int, kv: str) -> np.dtype[np.void]:
+    """The rows of a block, and in q8 their scales; as long as `latent_bytes` says."""
+    element = {"f16": np.float16, "f32": np.float32, "q8": np.int8}[kv]
+    fields: list[Any] = [("row", element, (KV_BLOCK, elements))]
+    if kv == "q8":
+        fields.append(("scale", np.float16, (KV_BLOCK, -(-elements // KV_SCALED))))
+    unused = latent_bytes(1, elements, KV_TYPES.index(kv)) - np.dtype(fields).itemsize
+    return np.dtype([*fields, ("unused", np.uint8, (unused,))] if unused else fields)
+
+
+def latent_store(cache: Array, slots: Array, rows: Array) -> None:
+    """Writes rows [n, elements] at `slots`, in place."""
+    block, inside = np.divmod(slots, KV_BLOCK)
+    if "scale" in (cache.dtype.names or ()):
+        rows, cache["scale"][block, inside] = kv_quantise(rows)
+    cache["row"][block, inside] = rows
+
+
+def latent_load(cache: Array, slots: Array) -> Array:
+    """The rows at `slots`: float32 [n, elements]."""
+    block, inside = np.divmod(slots, KV_BLOCK)
+    rows: Array = cache["row"][block, inside].astype(np.float32)
+    if "scale" in (cache.dtype.names or ()):
+        scales = cache["scale"][block, inside].astype(np.float32)
+        rows *= np.repeat(scales, KV_SCALED, axis=-1)[:, : rows.shape[1]]
+    return rows

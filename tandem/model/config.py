@@ -132,6 +132,9 @@ class ModelConfig:
     expert_scale: float = 1.0  # of these weights
     experts_sigmoid: bool = False  # scores are sigmoids, not a softmax
     expert_choice_bias: bool = False  # added to the scores for the choice alone
+    expert_groups: int = 1  # a token uses experts of the best `expert_groups_used` of them
+    expert_groups_used: int = 1
+    expert_group_top: int = 1  # experts whose scores rank a group
     expert_latent_dim: int = 0  # columns of what experts read and write; 0: those of the residual stream
     expert_bias: bool = False  # biases of the router and of the experts' matrices
     # Of each layer, where layers differ; else empty.
@@ -143,6 +146,11 @@ class ModelConfig:
     per_layer_dim: int = 0  # of the embedding that each layer has of a token; 0: there is none
     layer_scales: bool = False  # the output of each layer is multiplied by a number
     attention_gate: bool = False  # the output of attention is multiplied by the sigmoid of a gate
+    # Latent attention (MLA): keys and values are made of a latent of that many columns, beside a key that RoPE turns.
+    latent_dim: int = 0
+    query_latent_dim: int = 0  # the same for queries; 0: they have none
+    latent_key_dim: int = 0  # columns of a head's query that RoPE does not turn
+    latent_value_dim: int = 0  # of a head's value
     conv_taps: int = 0  # of the short convolution of recurrent layers
     conv_bias: bool = False  # of these convolutions
     delta_heads: DeltaHeads | None = None  # of recurrent layers with a gated delta rule

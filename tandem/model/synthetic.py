@@ -117,6 +117,19 @@ def _glm_air() -> ModelConfig:
     )  # fmt: skip
 
 
+def _latent(
+    layers: int, ffn: int, heads: int, vocab: int, q_latent: int, key: int, value: int, used: int, expert: int,
+    shared: int,
+) -> ModelConfig:  # fmt: skip
+    """With 64 experts, but for the first layer, and a latent of 512 columns beside a key of 64."""
+    base = _plain("deepseek2", layers, 2048, ffn, heads, 1, vocab, head_dim=(512 + 64) // 2)
+    return replace(
+        base, scale=(key + 64) ** -0.5, ropes=(Rope(1e6, 64),), interleaved=True, latent_dim=512,
+        query_latent_dim=q_latent, latent_key_dim=key, latent_value_dim=value, experts=64, experts_used=used,
+        expert_dim=expert, dense_layers=1, shared_expert_dim=shared,
+    )  # fmt: skip
+
+
 def _qwen35(
     layers: int, dim: int, ffn: int, heads: int, kv_heads: int, v_heads: int, *, experts: int = 0
 ) -> ModelConfig:
@@ -176,7 +189,16 @@ SHAPES = {
     "gemma-3-270m": _gemma3(18, 640, 2048, 4, 1, 256, 512, 262144),
     "gemma-4-26b-a4b": _gemma4(30, 2816, 2112, 16, 8, 2, (128, 8, 704)),
     "gemma-4-31b": _gemma4(60, 5376, 21504, 32, 16, 4),
+    "deepseek-v2-lite": replace(
+        _latent(27, 10944, 16, 102400, 0, 128, 128, 6, 1408, 2816), experts_normalised=False
+    ),
     "glm-4.5-air": _glm_air(),
+    "glm-4.7-flash": replace(
+        _latent(47, 10240, 20, 154880, 768, 192, 256, 4, 1536, 1536),
+        experts_sigmoid=True,
+        expert_choice_bias=True,
+        expert_scale=1.8,
+    ),
     "granite-4-h-tiny": _granite_4_tiny(),
     "gpt-oss-20b": _gpt_oss(24, 32),
     "gpt-oss-120b": _gpt_oss(36, 128),

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from tandem.errors import ProgramError
-from tandem.kernels.abi import MAX_CONVOLUTION, MAX_STATE_ROWS
+from tandem.kernels.abi import MAX_CONVOLUTION, MAX_HEAD_DIM, MAX_STATE_ROWS
 
 # Of an encoder of texts: what is added to a token's embedding, by position and type, and the result for each token.
 PLACES, HIDDEN = "places", "hidden"
@@ -86,6 +86,26 @@ class Heads(NamedTuple):
     key_mean: Vector | None = None  # subtracted from keys in int8 (rope.py): [kv_heads][head_dim]
     q_table: Vector | None = None  # of queries, where it differs from that of keys
     sinks: Vector | None = None  # a score for each head, in its softmax beside those of keys
+
+
+class LatentHeads(NamedTuple):
+    """The shape of a layer with latent attention (kernels/attention_latent.py)."""
+
+    layer: int
+    group: int  # KV group
+    q_heads: int
+    latent: int  # what is stored for all heads together
+    rotated: int  # and the key that RoPE turns
+    scale: float
+
+    # A row of the cache takes the memory of a key and a value of half its elements.
+    @property
+    def kv_heads(self) -> int:
+        return 1
+
+    @property
+    def head_dim(self) -> int:
+        return (self.latent + self.rotated) // 2
 
 
 class DeltaHeads(NamedTuple):
@@ -194,9 +214,8 @@ def _slice(op: Op) -> list[int]:
 
 
 def _concat(op: Op) -> list[int]:
-    a, b = op.inputs
-    _require(op, a.count == b.count, f"{a.name} and {b.name} differ in rows")
-    return [a.width + b.width]
+    _require(op, len({value.count for value in op.inputs}) == 1, "the values differ in rows")
+    return [sum(value.width for value in op.inputs)]
 
 
 def _attention(op: Op) -> list[int]:
@@ -204,6 +223,25 @@ def _attention(op: Op) -> list[int]:
     _require(op, op.inputs[0].width == heads.q_heads * heads.head_dim, "query width is not heads x head size")
     _require(op, heads.q_heads % heads.kv_heads == 0, "query heads are not a multiple of KV heads")
     return [op.inputs[0].width]
+
+
+def _store_latent(op: Op) -> list[int]:
+    heads: LatentHeads = op.attrs["heads"]
+    widths = [heads.latent, heads.rotated]
+    _require(
+        op, [v.width for v in op.inputs] == widths, f"widths are not those of a latent and a key, {widths}"
+    )
+    _require(
+        op, sum(widths) % 2 == 0 and sum(widths) <= 2 * MAX_HEAD_DIM, "a row of the cache has another size"
+    )
+    return []
+
+
+def _attention_latent(op: Op) -> list[int]:
+    heads: LatentHeads = op.attrs["heads"]
+    widths = [heads.q_heads * heads.latent, heads.q_heads * heads.rotated]
+    _require(op, [v.width for v in op.inputs] == widths, f"widths are not those of queries, {widths}")
+    return widths[:1]
 
 
 def _bidirectional(op: Op) -> list[int]:
@@ -308,13 +346,15 @@ SHAPES: dict[str, Callable[[Op], list[int]]] = {
     "rope_query": _attention,  # rotates q alone
     "store": _heads,  # k and v to the KV cache
     "attention": _attention,  # q over the cached k and v of its sequence
+    "store_latent": _store_latent,  # a latent and its rotated key to the KV cache
+    "attention_latent": _attention_latent,  # two parts of q over the cached latents of its sequence
     "bidirectional": _bidirectional,  # q over k and v of all tokens of its sequence, which are all in the step
     "pool": _pool,  # groups of neighbouring rows: their mean, or one after the other
     "glu": _pair,  # activation(gate) * up, or the activation alone
     "add": _pair,
     "add_input": _same,  # plus some columns of what the host gives, for tokens of images
     "scale": _scale,  # times a number of the file
-    "concat": _concat,  # the columns of two values beside each other
+    "concat": _concat,  # the columns of several values beside each other
     "slice": _slice,  # some of the columns
     "route": _route,  # logits of experts -> the experts that each token uses, and their weights
     "expert_matmul": _expert_matmul,  # x times the matrices of the experts in use, gated if there are two
@@ -394,6 +434,13 @@ class Builder:
     def attend(self, q: Value, heads: Heads, name: str) -> Value:
         """Attention over keys and values that another layer has stored: that of `heads`."""
         return self._emit("attention", [q], [name], heads=heads)[0]
+
+    def latent_attention(
+        self, q: Value, rotated_q: Value, latent: Value, key: Value, heads: LatentHeads, name: str
+    ) -> Value:
+        """Stores the latent and the rotated key; the result has a latent for each head."""
+        self._emit("store_latent", [latent, key], [], heads=heads)
+        return self._emit("attention_latent", [q, rotated_q], [name], heads=heads)[0]
 
     def bidirectional_attention(self, q: Value, k: Value, v: Value, heads: Heads, name: str) -> Value:
         """Without a KV cache: a step has all tokens of a sequence, and each of them sees them all."""
@@ -502,9 +549,9 @@ class Builder:
         """In place of x."""
         return self._emit("scale", [x], [name], factor=factor)[0]
 
-    def concat(self, a: Value, b: Value, name: str) -> Value:
-        """Both must be results of norms, which nothing else reads: no copy."""
-        return self._emit("concat", [a, b], [name])[0]
+    def concat(self, values: list[Value], name: str) -> Value:
+        """All must be results of norms or matmuls, which nothing else reads: no copy."""
+        return self._emit("concat", values, [name])[0]
 
     def expose(self, x: Value) -> Value:
         """The result of a norm, for the host to read after the step; or an input that the host writes before."""

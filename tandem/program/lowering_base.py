@@ -12,7 +12,7 @@ from tandem.kernels.kv_layout import kv_bytes
 from tandem.kernels.q8_tiles import q8_bytes
 from tandem.kernels.rows import rows_bytes
 from tandem.program.fuse import consumers
-from tandem.program.graph import Heads, Matrix, Op, Value
+from tandem.program.graph import Heads, LatentHeads, Matrix, Op, Value
 from tandem.program.program import Launch, Tensor
 from tandem.program.step_inputs import StepLayout
 from tandem.program.weight_plan import WeightPlan, align
@@ -31,7 +31,7 @@ class KVCacheShape:
         """The scalar `kv` of kernels."""
         return KV_TYPES.index(self.kv)
 
-    def block_bytes(self, heads: Heads) -> int:
+    def block_bytes(self, heads: Heads | LatentHeads) -> int:
         return kv_bytes(1, heads.kv_heads, heads.head_dim, self.index)
 
 
@@ -91,9 +91,9 @@ class LoweringBase:
 
     def _beside(self, value: Value, concat: Op) -> Tensor:
         """Makes the tensor of a value as some of the columns of a concatenation."""
-        whole, (first, _) = concat.outputs[0], concat.inputs
+        whole, before = concat.outputs[0], concat.inputs[: concat.inputs.index(value)]
         base = self.f32.get(whole) or self._rows(whole)
-        self._view(base, value, 0 if value is first else first.width)
+        self._view(base, value, sum(each.width for each in before))
         return self.f32[value]
 
     def _reads_q8(self, op: Op) -> bool:
@@ -104,7 +104,7 @@ class LoweringBase:
         size = rows_bytes(self.counts[value.count], value.width, base.stride)
         self.f32[value] = Tensor(value.name, base.arena, "f32", size, base.stride, 4 * column, base)
 
-    def _cache(self, heads: Heads) -> Tensor:
+    def _cache(self, heads: Heads | LatentHeads) -> Tensor:
         if heads.layer not in self.caches:
             size = self.kv.blocks[heads.group] * self.kv.block_bytes(heads)
             self.caches[heads.layer] = Tensor(

@@ -28,6 +28,8 @@ FIELDS = (
     "mlp_only_layers", "use_sliding_window", "qk_layernorm", "head_dim", "partial_rotary_factor",
     "original_max_position_embeddings", "bos_token_id", "eos_token_id", "rope_local_base_freq", "layer_norm_eps",
     "layer_norm_epsilon", "norm_epsilon", "use_parallel_residual", "hidden_act", "attention_bias",
+    "kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_group", "topk_group",
+    "mlp_layer_types", "topk_method",
 )  # fmt: skip
 TYPES = ("linear", "yarn", "llama3", "longrope", "dynamic", "default", "su", "proportional")
 

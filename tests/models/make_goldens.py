@@ -244,6 +244,28 @@ def mixture_goldens(yarn: dict[str, Any]) -> Iterator[Golden]:
     glm = dict(n_routed_experts=8, n_shared_experts=1, first_k_dense_replace=1, routed_scaling_factor=1.5)
     glm |= dict(use_qk_norm=True, attention_bias=True, head_dim=16, **experts)
     yield small("Glm4Moe", "glm4moe", keys, rope_parameters=rope(1e6, partial_rotary_factor=0.5), **glm)
+    latent = dict(
+        kv_lora_rank=16, qk_nope_head_dim=24, qk_rope_head_dim=8, v_head_dim=16, num_key_value_heads=4
+    )
+    # transformers has this epsilon in the norms of latents whatever the config says; files have one for all.
+    latent |= dict(rms_norm_eps=1e-6)
+    latent |= dict(n_routed_experts=8, routed_scaling_factor=1.5, **experts)
+    scaled = yarn | {"mscale": 0.7, "mscale_all_dim": 0.7}
+    # llama.cpp knows the variant without latents of queries by its 26 or 27 layers.
+    lite = dict(q_lora_rank=None, n_shared_experts=2, first_k_dense_replace=25, rope_parameters=scaled)
+    lite |= dict(num_hidden_layers=26, num_attention_heads=2, num_key_value_heads=2, intermediate_size=32)
+    lite |= dict(n_routed_experts=4, num_experts_per_tok=2)
+    yield small("DeepseekV2", "deepseek-v2-lite", **(latent | lite))
+    groups = dict(q_lora_rank=20, n_shared_experts=1, n_group=4, topk_group=2, first_k_dense_replace=1)
+    yield small(
+        "DeepseekV3",
+        "deepseek-v3",
+        rope_parameters=yarn | {"mscale": 1.0, "mscale_all_dim": 1.0},
+        **latent,
+        **groups,
+    )
+    glm4 = dict(q_lora_rank=20, n_shared_experts=1, rope_parameters=rope(1e6))
+    yield small("Glm4MoeLite", "glm4moe-lite", keys, **latent, **glm4)
     ernie = dict(moe_num_experts=8, moe_k=3, moe_intermediate_size=32, moe_num_shared_experts=1)
     ernie |= dict(moe_layer_start_index=1, moe_layer_end_index=-1, moe_layer_interval=1)
     yield small("Ernie4_5_Moe", "ernie4_5-moe", rope_parameters=rope(5e5), **ernie)

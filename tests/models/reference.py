@@ -32,6 +32,7 @@ NEIGHBOURS = [
     "cohere2",
     "ernie4_5",
     "ernie4_5-moe",
+    "deepseek2",
 ]
 NORMED_OVER_HEADS = ("olmoe", "olmo2")  # Q and K, all heads at once; in other models each head
 # Architectures where the norm before the feed-forward is named after attention.
@@ -205,7 +206,7 @@ class ReferenceModel:
             for part in ("gate", "up", "down")
         )
         logits = self.linear(x, f"{name}gate_inp")
-        if self.architecture in ("glm4moe", "lfm2moe"):
+        if self.architecture in ("glm4moe", "lfm2moe") or self.get("expert_gating_func", 1) == 2:
             scores = 1 / (1 + np.exp(-logits))
         else:
             scores = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
@@ -221,9 +222,9 @@ class ReferenceModel:
         activate = clamped if self.architecture == "gpt-oss" else lambda gate, up: silu(gate) * up
         out = np.zeros_like(x)
         for token in range(len(x)):
-            chosen = np.argsort(-choice[token], kind="stable")[:used]
+            chosen = np.argsort(-self.in_best_groups(choice[token]), kind="stable")[:used]
             weights = scores[token, chosen]
-            if self.architecture not in ("qwen2moe", "olmoe"):
+            if self.get("expert_weights_norm", self.architecture not in ("qwen2moe", "olmoe")):
                 weights = weights / weights.sum()
             weights = weights * np.float32(self.get("expert_weights_scale", 1.0))
             for expert, weight in zip(chosen, weights, strict=True):
@@ -239,6 +240,16 @@ class ReferenceModel:
                 shared = share[:, None] * shared
             out += shared
         return out
+
+    def in_best_groups(self, choice: Array) -> Array:
+        """A token's scores by which experts are chosen, without those of other groups than the best."""
+        groups = choice.reshape(self.get("expert_group_count", 1), -1)
+        if len(groups) > 1:
+            ranks = np.sort(groups, axis=1)[:, -2:].sum(axis=1)
+            groups = np.where(
+                np.argsort(np.argsort(-ranks))[:, None] < self.get("expert_group_used_count"), groups, -np.inf
+            )
+        return groups.reshape(-1)
 
     def squared_experts(self, x: Array, name: str) -> Array:
         """Nemotron's experts, which have no gate, beside a shared one. Some read and write a projection of the rows."""
@@ -277,11 +288,12 @@ class ReferenceModel:
         tokens = len(x)
         sliding = self.is_sliding(layer)
         window = self.window if sliding else tokens
-        q, k, v = (self.gemma4_heads if self.architecture == "gemma4" else self.rotated_heads)(x, layer)
+        heads = {"gemma4": self.gemma4_heads, "deepseek2": self.latent_heads}
+        q, k, v = heads.get(self.architecture, self.rotated_heads)(x, layer)
         q = q * np.float32(self.score_scale())
         k, v = (np.repeat(kv, self.heads // len(k), axis=0) for kv in (k, v))
         cap = self.soft_cap_of("attn_logit_softcapping", 50.0)
-        out = np.empty((tokens, self.heads, q.shape[-1]), np.float32)
+        out = np.empty((tokens, self.heads, v.shape[-1]), np.float32)
         for start in range(0, tokens, QUERY_BLOCK):
             stop = min(start + QUERY_BLOCK, tokens)
             first = max(0, start - window + 1)
@@ -314,6 +326,34 @@ class ReferenceModel:
         if not self.architecture.startswith("hunyuan"):
             q, k = self.rotated_pair(q, k, layer, tokens)
         return q, k, v
+
+    def latent_heads(self, x: Array, layer: int) -> tuple[Array, Array, Array]:
+        """Keys and values of each head are made of a latent; all heads have the part of a key that is rotated."""
+        name, latent = f"blk.{layer}.attn_", self.get("attention.kv_lora_rank")
+        size, rotation = self.get("attention.key_length_mla"), self.rotation(len(x), False)
+        stored = self.linear(x, f"{name}kv_a_mqa")
+        latents = self.norm(stored[:, :latent], f"{name}kv_a_norm")
+        low = f"{name}q_a.weight" in self.tensors
+        q = (
+            self.linear(self.norm(self.linear(x, f"{name}q_a"), f"{name}q_a_norm"), f"{name}q_b")
+            if low
+            else None
+        )
+        q = (self.linear(x, f"{name}q") if q is None else q).reshape(len(x), -1, size).swapaxes(0, 1)
+        own = size - self.rotated
+        k, v = (
+            self.weight(f"{name}{part}_b.weight").reshape(self.tensors[f"{name}{part}_b.weight"].shape)
+            for part in "kv"
+        )
+        rotated = np.broadcast_to(
+            self.rotate(stored[None, :, latent:], rotation), (len(q), len(x), self.rotated)
+        )
+        keys = np.concatenate([latents @ k, rotated], axis=-1)
+        return (
+            np.concatenate([q[..., :own], self.rotate(q[..., own:], rotation)], axis=-1),
+            keys,
+            latents @ v.swapaxes(1, 2),
+        )
 
     def gemma4_heads(self, x: Array, layer: int) -> tuple[Array, Array, Array]:
         """The last layers read the keys and values of the last layer of their kind that has its own."""
@@ -435,6 +475,14 @@ class ReferenceModel:
         is_27b = (self.architecture, self.layers) in (("gemma3", 62), ("gemma2", 46))
         if self.architecture == "gemma4":
             return 1.0
+        if self.architecture == "deepseek2":
+            multiplier, factor = (
+                self.get("rope.scaling.yarn_log_multiplier", 0.0),
+                self.get("rope.scaling.factor", 1.0),
+            )
+            return float(
+                self.get("attention.key_length_mla") ** -0.5 * (1 + multiplier * math.log(factor)) ** 2
+            )
         default = (self.hidden_size // self.heads if is_27b else self.head_size) ** -0.5
         return float(self.get("attention.scale", default))
 
@@ -470,7 +518,10 @@ class ReferenceModel:
             stretched = np.clip((pair - low) / max(high - low, 0.001), 0, 1)
             frequency *= 1 - stretched + stretched / factor
             multiplier = self.get("rope.scaling.yarn_log_multiplier", 0.0)
-            magnitude *= (1 + 0.1 * math.log(factor)) / (1 + 0.1 * multiplier * math.log(factor))
+            divisor = 1 + 0.1 * multiplier * math.log(factor)
+            if self.architecture == "deepseek2" and multiplier:  # whose scores are scaled instead
+                divisor = 1 + 0.1 * math.log(factor)
+            magnitude *= (1 + 0.1 * math.log(factor)) / divisor
         else:
             frequency /= factor
         angle = np.arange(tokens)[:, None] * frequency

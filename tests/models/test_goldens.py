@@ -38,6 +38,7 @@ def test_engine_equals_transformers(name: str) -> None:
         "glm4",
         "gemma4",
         "gemma4-shared",
+        "deepseek-v3",
         "qwen35",
         "qwen3next",
         "lfm2",

@@ -53,7 +53,7 @@ def test_a_mixture_writes_what_the_dense_model_writes(pair: tuple[LLM, LLM]) -> 
 
 @pytest.mark.fast
 @pytest.mark.parametrize(
-    "name", ["qwen3moe", "qwen2moe", "mixtral", "olmoe", "gpt-oss", "glm4moe", "gemma4-moe"]
+    "name", ["qwen3moe", "qwen2moe", "mixtral", "olmoe", "gpt-oss", "glm4moe", "gemma4-moe", "deepseek-v3"]
 )
 def test_batches_do_not_change_a_mixtures_output(name: str) -> None:
     """Bit for bit: a prompt alone, in chunks, and beside others that use the same experts."""

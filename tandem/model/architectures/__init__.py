@@ -3,6 +3,7 @@
 from tandem.model.architectures import (
     bert,
     cohere2,
+    deepseek2,
     ernie4_5,
     exaone4,
     falcon_h1,
@@ -39,6 +40,7 @@ from tandem.model.architectures import (
 ARCHITECTURES = {
     "bert": bert,
     "cohere2": cohere2,
+    "deepseek2": deepseek2,
     "ernie4_5": ernie4_5,
     "ernie4_5-moe": ernie4_5,
     "exaone4": exaone4,
@@ -83,7 +85,6 @@ ARCHITECTURES = {
 
 # What other families need that no op computes, by the beginning of their names.
 MISSING = {
-    "deepseek2": "latent attention",
     "deepseek32": "latent attention",
     "glm-dsa": "latent attention",
     "minicpm3": "latent attention",

@@ -25,7 +25,7 @@ def common_tensors(c: ModelConfig, ffn_norm: str = "ffn_norm") -> Shapes:
             f"blk.{i}.attn_v.weight": (kv, c.dim),
             f"blk.{i}.attn_output.weight": (c.dim, q),
         }
-        shapes |= expert_tensors(c, i) if c.has_experts(i) else _ffn_tensors(c, i)
+        shapes |= expert_tensors(c, i) if c.has_experts(i) else dense_tensors(c, i)
         if c.output_bias:
             shapes[f"blk.{i}.attn_output.bias"] = (c.dim,)
         if c.sinks:
@@ -60,7 +60,7 @@ def _norm_tensors(c: ModelConfig, name: str) -> Shapes:
     return {f"{name}.{kind}": (c.dim,) for kind in kinds}
 
 
-def _ffn_tensors(c: ModelConfig, layer: int) -> Shapes:
+def dense_tensors(c: ModelConfig, layer: int) -> Shapes:
     shapes = _gated_tensors(layer, "", c.dim, c.ffn_dim)
     if c.ffn_bias:
         shapes |= {
@@ -193,6 +193,9 @@ def routed(
         c.experts_sigmoid,
         c.experts_normalised,
         c.expert_scale,
+        c.expert_groups,
+        c.expert_groups_used,
+        c.expert_group_top,
         bias=Vector(f"blk.{layer}.exp_probs_b.bias", c.experts) if c.expert_choice_bias else None,
         expert_scales=expert_scales,
     )
@@ -247,7 +250,7 @@ def draft_head(b: Builder, c: ModelConfig, context: int, layer: Layer) -> None:
     e = b.embed(c.matrix(own("embed_tokens", "token_embd"), c.vocab, c.dim), "draft.embedding")
     e = norm(b, c, e, name % "enorm")
     h = norm(b, c, b.expose(b.input(c.dim, DRAFT_INPUT)), name % "hnorm")
-    both = b.concat(e, h, "draft.both")
+    both = b.concat([e, h], "draft.both")
     x = b.matmul(both, c.matrix(name % "eh_proj", c.dim, 2 * c.dim), "draft.x")
     x = layer(b, c, c.layers, x, context)
     head_norm = own("shared_head_norm", "output_norm")

@@ -22,12 +22,12 @@ def config(m: Metadata) -> ModelConfig:
     for i, window in enumerate((*windows, 0)):  # the last may draft tokens
         if window != NO_ATTENTION and m.has(f"blk.{i}.attn_q.weight"):
             # For each head, rows of the query and then of the gate.
-            parts = (f"blk.{i}.attn_q.weight", f"blk.{i}.attn_gate.weight")
-            m.gguf.divide_runs(f"blk.{i}.attn_q.weight", parts, head_dim)
+            parts = dict.fromkeys((f"blk.{i}.attn_q.weight", f"blk.{i}.attn_gate.weight"), head_dim)
+            m.gguf.divide_runs(f"blk.{i}.attn_q.weight", parts)
         if window == NO_ATTENTION and m.has(f"blk.{i}.ssm_ba.weight"):
-            parts = (f"blk.{i}.ssm_beta.weight", f"blk.{i}.ssm_alpha.weight")
             shared = delta_heads.v_heads // delta_heads.k_heads
-            m.gguf.divide_runs(f"blk.{i}.ssm_ba.weight", parts, shared)
+            parts = dict.fromkeys((f"blk.{i}.ssm_beta.weight", f"blk.{i}.ssm_alpha.weight"), shared)
+            m.gguf.divide_runs(f"blk.{i}.ssm_ba.weight", parts)
     return m.config(
         head_dim=head_dim,
         scale=head_dim**-0.5,

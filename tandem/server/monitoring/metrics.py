@@ -20,14 +20,13 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.exposition import generate_latest
 from prometheus_client.registry import Collector
 
+from tandem.bench.step_cost import ATTENTION, kv_read_per_position
 from tandem.engine.async_llm import AsyncLLM
 from tandem.engine.llm import LLM
 from tandem.engine.model_manager import ModelManager
 from tandem.engine.output import Usage
 from tandem.engine.sequence import Chunk, Sequence
 from tandem.errors import TandemError
-from tandem.kernels.abi import KV_BLOCK
-from tandem.kernels.kv_layout import kv_bytes
 from tandem.server.monitoring.roofline import Roofline, can_measure, measure_bandwidth, measure_parts
 
 TTFT_BUCKETS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10, 20, 60, 180, 600)  # seconds
@@ -318,9 +317,9 @@ def _kv_bytes_per_position(llm: LLM) -> list[tuple[int, float]]:
     """(window, KV bytes that a step reads for each position) of each group of layers with the same window."""
     found: Counter[int] = Counter()
     for launch in llm.program.launches:
-        if launch.kernel.name == "attention":
-            s = launch.scalars
-            found[int(s["window"])] += kv_bytes(1, s["kv_heads"], s["head_dim"], s["kv"]) // KV_BLOCK
+        if launch.kernel.name in ATTENTION:
+            window, nbytes = kv_read_per_position(launch)
+            found[window] += nbytes
     return list(found.items())
 
 
