@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,11 @@ class HostLimits:
         return host_ops(self._threads) / 1e9
 
 
+def measure_name(sequences: int) -> str:
+    """Of decoding that number, or of prefill (0)."""
+    return {0: f"prefill {PREFILL}", 1: "decode"}.get(sequences, f"decode, batch {sequences}")
+
+
 class Comparison:
     """One model on both sides."""
 
@@ -84,6 +90,14 @@ class Comparison:
         self.flash: dict[str, bool] = {}  # measure: whether llama.cpp was faster with flash attention
 
     def rows(self) -> Iterator[Row]:
+        with self.opened():
+            for sequences, target in zip((0, *STEPS), TARGETS[self.name], strict=True):
+                yield from self._speed(sequences, target)
+        yield from self.first_tokens()
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """Both sides have loaded the model."""
         self.path.read_bytes()  # into the page cache
         # Tokens per sequence.
         room = -(-(OPENING + STEPS[1] * (MAX_TRIES * self.rounds + 1) + PREFILL) // 256) * 256
@@ -94,9 +108,7 @@ class Comparison:
             self.limits = HostLimits(self.threads, self.ours.info["bytes"])
             self.int8_gop_per_s = self.limits.int8_gop_per_s()
             self.ids: list[int] = self.peer.ask("tokenize", text=TEXT.read_text())["ids"]
-            for sequences, target in zip((0, *STEPS), TARGETS[self.name], strict=True):
-                yield from self._speed(sequences, target)
-        yield from self.first_tokens()
+            yield
 
     def first_tokens(self) -> Iterator[Row]:
         """Seconds from the start of a process to the first token it prints."""
@@ -117,8 +129,18 @@ class Comparison:
         )
 
     def _speed(self, sequences: int, target: float) -> Iterator[Row]:
-        """Prefill (of no open sequences) or decoding that number; with decoding, Python's share of our time."""
-        measure = {0: f"prefill {PREFILL}", 1: "decode"}.get(sequences, f"decode, batch {sequences}")
+        """Prefill or decoding; with decoding, Python's share of our time."""
+        measure, steps = measure_name(sequences), STEPS.get(sequences, 1)
+        pairs = self.pairs(sequences)
+        work = Work(steps, sequences, PREFILL, self.ours.info)
+        yield speed_row(measure, work, pairs, target, self.int8_gop_per_s)
+        if sequences:
+            shares = [1 - pair.ours.inside / pair.ours.seconds for pair in pairs]
+            yield share_row(f"Python's share of {measure}", shares, pairs, PYTHON_SHARE)
+
+    def pairs(self, sequences: int) -> list[Pair]:
+        """Rounds of prefill (of no open sequences) or of decoding that number."""
+        measure = measure_name(sequences)
         prompts = [self.ids[32 * i :][:OPENING] for i in range(sequences)]
         steps = STEPS.get(sequences, 1)
 
@@ -138,11 +160,7 @@ class Comparison:
         )
         self.ours.ask("close")
         self.peer.ask("close")
-        work = Work(steps, sequences, PREFILL, self.ours.info)
-        yield speed_row(measure, work, pairs, target, self.int8_gop_per_s)
-        if sequences:
-            shares = [1 - pair.ours.inside / pair.ours.seconds for pair in pairs]
-            yield share_row(f"Python's share of {measure}", shares, pairs, PYTHON_SHARE)
+        return pairs
 
     def _prefers_flash(
         self, prompt: list[list[int]], sequences: int, request: Callable[[int], dict[str, Any]]

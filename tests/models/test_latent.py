@@ -35,7 +35,9 @@ def test_latents_are_kept_shared_and_saved_like_keys_and_values(tmp_path: Path, 
     with LLM(path, device="cpu", threads=2, context=128, batch=4, kv=kv) as llm:
         first, *others = llm.generate([ids] * 4, max_tokens=8, temperature=0, logprobs=0)
         again = llm.generate([ids], max_tokens=8, temperature=0, logprobs=0)[0]
-        assert again.usage.cached_tokens == len(ids) // KV_BLOCK * KV_BLOCK - KV_BLOCK * (len(ids) % KV_BLOCK == 0)
+        assert again.usage.cached_tokens == len(ids) // KV_BLOCK * KV_BLOCK - KV_BLOCK * (
+            len(ids) % KV_BLOCK == 0
+        )
     for result in (*others, again):
         assert [(t.id, t.logprob) for t in result.logprobs] == [(t.id, t.logprob) for t in first.logprobs]
 
