@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from tandem.kernels import (
     activate_slots,
     attention,
-    attention_latent,
     combine,
     embed,
     expert_matmul,
@@ -22,7 +21,6 @@ from tandem.kernels import (
     route,
     sample,
     scale,
-    store_latent,
 )
 from tandem.kernels.abi import (
     EPILOGUE_CLAMPED_GLU,
@@ -42,9 +40,9 @@ from tandem.kernels.panels import LAYOUT_NAMES
 from tandem.kernels.q8_tiles import q8_bytes
 from tandem.kernels.rows import rows_bytes
 from tandem.program.fuse import PASSES
-from tandem.program.graph import Heads, LatentHeads, Matrix, Op, Routing, Value, Vector
+from tandem.program.graph import Heads, Matrix, Op, Routing, Value, Vector
 from tandem.program.hazards import place_barriers
-from tandem.program.lower_vision import VisionLowering
+from tandem.program.lower_latent import LatentLowering
 from tandem.program.lowering_base import KVCacheShape, Routes
 from tandem.program.plan_memory import plan_memory
 from tandem.program.program import OTHER_STEP_SLOT, Program, Tensor
@@ -81,7 +79,7 @@ def lower(
     return Program(launches, counts, sizes, lowering.values)
 
 
-class _Lowering(VisionLowering):
+class _Lowering(LatentLowering):
     """One method for each op."""
 
     def _embed(self, op: Op) -> None:
@@ -412,51 +410,6 @@ class _Lowering(VisionLowering):
             softcap=heads.softcap,
             kv=self.kv.index,
             out_q8=out_q8,
-            sequences=self.step.limits.sequences,
-            blocks=self.kv.blocks[heads.group],
-        )
-        self._done(op.outputs[0])
-
-    def _store_latent(self, op: Op) -> None:
-        heads: LatentHeads = op.attrs["heads"]
-        latent, key = (self.f32[value] for value in op.inputs)
-        self._launch(
-            store_latent.KERNEL,
-            f"kv.{heads.layer}",
-            {"latent": latent, "key": key, "cache": self._cache(heads), "tokens": self.step.tokens},
-            latent=heads.latent,
-            rotated=heads.rotated,
-            latent_stride=latent.stride,
-            key_stride=key.stride,
-            slot_field=TOKEN_SLOT + heads.group,
-            kv=self.kv.index,
-            blocks=self.kv.blocks[heads.group],
-        )
-
-    def _attention_latent(self, op: Op) -> None:
-        heads: LatentHeads = op.attrs["heads"]
-        q, rotated_q = (self.f32[value] for value in op.inputs)
-        out, table = self._rows(op.outputs[0]), self.step.tables[heads.group]
-        self._launch(
-            attention_latent.KERNEL,
-            op.outputs[0].name,
-            {
-                "q": q,
-                "rotated_q": rotated_q,
-                "cache": self._cache(heads),
-                "tables": table,
-                "tokens": self.step.tokens,
-                "out": out,
-            },
-            q_heads=heads.q_heads,
-            latent=heads.latent,
-            rotated=heads.rotated,
-            q_stride=q.stride,
-            rotated_stride=rotated_q.stride,
-            out_stride=out.stride,
-            table_stride=table.stride,
-            scale=heads.scale,
-            kv=self.kv.index,
             sequences=self.step.limits.sequences,
             blocks=self.kv.blocks[heads.group],
         )
