@@ -189,7 +189,10 @@ class Tokenizer:
     def _plain_ids(self, data: bytes, space: bool, most: int) -> Iterator[list[int]]:
         """Yields the ids of plain text in parts, and no more parts once there are more than `most` ids."""
         if self._word_piece:
-            yield self._word_piece.encode(data.decode())
+            for ids in self._word_piece.encode(data.decode()):
+                yield ids
+                if (most := most - len(ids)) < 0:
+                    return
             return
         if self._pre is None:
             yield self._merged(b" " + data if space else data, [], most)

@@ -6,10 +6,11 @@ GGUF files write a token that begins a word with U+2581 before it, and one that 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
+PIECE = 1 << 13  # characters of a text that are changed at once: other threads wait meanwhile
 MAX_WORD = 100  # characters; a longer word is unknown
-MAX_WORDS = 1 << 16  # in the cache
+MAX_WORDS = MAX_CHARACTERS = 1 << 16  # in the caches
 CHINESE = (
     (0x4E00, 0x9FFF), (0x3400, 0x4DBF), (0x20000, 0x2A6DF), (0x2A700, 0x2B73F), (0x2B740, 0x2B81F),
     (0x2B820, 0x2CEAF), (0xF900, 0xFAFF), (0x2F800, 0x2FA1F),
@@ -23,7 +24,11 @@ class _Characters(dict[int, str]):
         self.lowercase = lowercase
 
     def __missing__(self, code: int) -> str:
-        self[code] = result = self._changed(chr(code), code)
+        # Of each character alone: putting many marks in order takes the square of their number, and they are left out.
+        parts = unicodedata.normalize("NFD", chr(code)) if self.lowercase else chr(code)
+        if len(self) >= MAX_CHARACTERS:
+            self.clear()
+        self[code] = result = "".join(self._changed(part, ord(part)) for part in parts)
         return result
 
     def _changed(self, character: str, code: int) -> str:
@@ -47,22 +52,31 @@ class WordPiece:
         self._characters = _Characters(self.lowercase)
         self._words: dict[str, list[int]] = {}
 
-    def words(self, text: str) -> list[str]:
-        """The words of a text, as they are looked up: in lower case and without accents if the vocabulary is so."""
-        if self.lowercase and not text.isascii():
-            text = unicodedata.normalize("NFD", text)
-        return text.translate(self._characters).split()
+    def words(self, text: str) -> Iterator[list[str]]:
+        """The words of a text piece by piece, as they are looked up: in lower case and without accents if the
+        vocabulary is so. A word that is too long may be shortened; it stays too long."""
+        left = ""  # the beginning of a word that may go on
+        for begin in range(0, len(text), PIECE):
+            changed = left + text[begin : begin + PIECE].translate(self._characters)
+            words = changed.split()
+            left = words.pop()[: MAX_WORD + 1] if words and not changed[-1].isspace() else ""
+            yield words
+        yield [left] * bool(left)
 
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = []
-        for word in self.words(text):
-            known = self._words.get(word)
-            ids += self._spell(word) if known is None else known
-        return ids
+    def encode(self, text: str) -> Iterator[list[int]]:
+        """The ids of a text piece by piece."""
+        for words in self.words(text):
+            ids: list[int] = []
+            for word in words:
+                known = self._words.get(word)
+                ids += self._spell(word) if known is None else known
+            yield ids
 
     def _spell(self, word: str) -> list[int]:
+        if len(word) > MAX_WORD:
+            return [self._unknown]
         ids, begin = list[int](), 0
-        while begin < len(word) <= MAX_WORD:
+        while begin < len(word):
             mark = "" if begin else " "
             for end in range(min(len(word), begin + self._longest), begin, -1):
                 if (id := self._tokens.get(mark + word[begin:end])) is not None:

@@ -30,6 +30,9 @@ from tandem.engine.output import TokenLogprob
 from tandem.engine.params import SamplingParams
 from tandem.engine.structured_output import grammar_text
 from tandem.errors import OutOfMemoryError, QueueFullError, RequestError, TandemError
+from tandem.gguf.file import GGUF
+from tandem.model.tokenizer import Tokenizer
+from tandem.model.wordpiece import MAX_CHARACTERS, MAX_WORD
 from tandem.server.anthropic import messages
 from tandem.server.core.prompt import build_prompt
 from tandem.server.http.bodies import _validated, pieces
@@ -46,6 +49,7 @@ from tests.hostile.attacks import (
     check_streams,
 )
 from tests.hostile.stall_attacks import ATTACKS, INTERSECTION, PATTERNS, send
+from tests.models.test_encoders import GOLDENS
 from tests.packages import model_path
 from tests.server.servers import Running, post, wait_until
 
@@ -114,6 +118,17 @@ def preparation_holds() -> dict[str, float]:
 def _prepare(llm: LLM, body: Any, model: type[BaseModel], work: Callable[[LLM, Any], Any]) -> None:
     with suppress(TandemError, RequestValidationError):
         work(llm, _validated(body, model))
+
+
+def test_word_pieces_let_other_threads_run() -> None:
+    """Marks of accents took the square of their number, hours for 4 MB; and the caches are bounded."""
+    tokenizer = Tokenizer.from_gguf(GGUF.open(GOLDENS / "bert.gguf"))
+    for text in ("\u0301\u0316" * 250_000, "!" * 500_000, "Ä각 " * 150_000, "x" * 1_000_000):
+        assert first_short_hold(lambda text=text: tokenizer.encode(text)) < MAX_HOLD  # type: ignore[misc]
+    tokenizer.encode("".join(map(chr, range(0x10000, 0x50000))))
+    assert tokenizer._word_piece
+    assert len(tokenizer._word_piece._characters) <= MAX_CHARACTERS
+    assert max(map(len, tokenizer._word_piece._words)) <= MAX_WORD
 
 
 def large_embeddings() -> Any:
