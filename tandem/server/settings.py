@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import math
+import re
 import tomllib
 from collections.abc import Iterator
 from contextlib import suppress
@@ -21,6 +23,9 @@ MiB = 1 << 20
 MAX_SIZE = MiB  # of a file with settings or API keys
 MAX_UNREAD = 4096  # tokens and log-probabilities of a response that its client has not read
 ZERO_ALLOWED = ("port", "keep_alive")
+MOST = 1e9  # of seconds and GB: event loops and memory take no 1e308
+HOST = r"[\w.-]+(:\d{1,5})?|[\da-fA-F:.]+"  # of an image's address; an IPv6 address has no brackets
+ORIGIN = r"\*|null|[a-z][a-z\d+.-]*://[^\s/?#]+"
 
 
 @dataclass(frozen=True)
@@ -65,8 +70,16 @@ class ServerSettings:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             is_number = isinstance(value, int | float) and not isinstance(value, bool)
-            if is_number and (value < 0 or (value == 0 and field.name not in ZERO_ALLOWED)):
+            if is_number and not (value > 0 or (value == 0 and field.name in ZERO_ALLOWED)):
                 raise RequestError(f"{field.name} = {value}: use a number above 0")
+            if isinstance(value, float) and value > MOST:
+                raise RequestError(f"{field.name} = {value}: use {MOST:g} at most")
+        for host in self.allow_image_urls:
+            if not re.fullmatch(HOST, host):
+                raise RequestError(f"allow_image_urls has {host!r}: use names of hosts, such as example.com")
+        for origin in self.cors_origins:
+            if not re.fullmatch(ORIGIN, origin):
+                raise RequestError(f"cors_origins has {origin!r}: use origins, such as https://example.com")
         if self.kv not in ("f16", "q8"):
             raise RequestError(f"kv = {self.kv!r}: use f16 or q8")
         if self.disk_cache is not None:
@@ -102,8 +115,8 @@ def read_settings_file(path: Path) -> ServerSettings:
         raise RequestError(f"there is no settings file {path}: check the path") from None
     except OSError as error:
         raise RequestError(f"the settings file {path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise RequestError(f"{path} is not valid TOML: {error}") from None
+    except (ValueError, RecursionError) as error:  # also of the encoding, or a number of 5,000 digits
+        raise RequestError(f"{path} is not valid TOML: {str(error)[:200]}") from None
     return ServerSettings(**{name: _checked(path, name, value) for name, value in values.items()})
 
 
@@ -139,7 +152,8 @@ def _checked(path: Path, name: str, value: Any) -> Any:
     if kind.startswith("Path") and isinstance(value, str):
         return path.parent / Path(value).expanduser()
     if kind.startswith("float") and isinstance(value, int | float) and not isinstance(value, bool):
-        return float(value)
+        is_huge = isinstance(value, int) and abs(value) > MOST
+        return math.inf if is_huge else float(value)  # it is refused
     if type(value).__name__ != kind.split(" ")[0]:
         raise RequestError(f"{path}: {name} = {value!r} has the wrong type: use {kind}")
     return value

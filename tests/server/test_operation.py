@@ -24,6 +24,7 @@ from tandem.cli import serve
 from tandem.cli.commands import parse
 from tandem.errors import RequestError
 from tandem.server.http.middleware import ApiKeys
+from tandem.server.http.uvicorn_server import bind_socket
 from tandem.server.settings import ServerSettings, read_api_keys, read_settings_file
 from tests.cli.tiny_model import write_tiny_model
 from tests.server.servers import PATIENCE, TICKS, Running, post, read_all, serving, wait_until
@@ -366,13 +367,33 @@ def test_requests_have_ids_and_a_line_each(server: Running) -> None:
         ("access_log = 1", "access_log"),
         ("port = ", "is not valid TOML"),
         ("kv = 'f8'", "f16 or q8"),
+        ("timeout = nan", "timeout = nan: use a number above 0"),
+        ("read_timeout = 1e308", "1e.09 at most"),
+        ("idle_timeout = inf", "1e.09 at most"),
+        ("kv_memory = " + "9" * 400, "1e.09 at most"),
+        ("keep_alive = -" + "9" * 400, "1e.09 at most"),
+        ("batch = " + "9" * 5000, "is not valid TOML"),
+        ("batch = " + "[" * 20_000, "is not valid TOML"),
+        *(
+            (f"allow_image_urls = ['{host}']", "names of hosts")
+            for host in ("http://a.b/x", "*", "", " a.com")
+        ),
+        *((f"cors_origins = ['{origin}']", "use origins") for origin in ("http://a b", "a.com", "")),
     ],
+    ids=lambda value: value[:30],
 )
 def test_a_wrong_settings_file_is_an_error(tmp_path: Path, text: str, problem: str) -> None:
     file = tmp_path / "tandem.toml"
     file.write_text(text)
     with pytest.raises(RequestError, match=problem):
         read_settings_file(file)
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("host", ["\0", "ä..b", "a" * 300])
+def test_a_wrong_host_is_an_error(host: str) -> None:
+    with pytest.raises(RequestError, match="cannot listen on"):
+        bind_socket(ServerSettings(host=host, port=0))
 
 
 @pytest.mark.fast

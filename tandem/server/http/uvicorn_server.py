@@ -38,7 +38,7 @@ def bind_socket(settings: ServerSettings) -> socket.socket:
     bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         bound.bind((settings.host, settings.port))
-    except (OSError, OverflowError, UnicodeError) as error:
+    except (OSError, OverflowError, TypeError, ValueError) as error:
         bound.close()
         where = f"{settings.host}:{settings.port}"
         raise RequestError(
