@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from tandem.errors import DeviceError
 from tandem.kernels import attention_rope as rope_in_attention
-from tandem.kernels.abi import KV_BLOCK, KV_TYPES, PART_ROPE, PART_SHIFT, PART_STORE
+from tandem.kernels.abi import KV_BLOCK, KV_TYPES, PART_ROPE, PART_STORE
 from tandem.kernels.dispatch import (
     COUNTERS,
     ENOUGH_WORKGROUPS,
@@ -136,13 +136,13 @@ def attention_rope(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch | Non
     """
     plain = attention(rope_in_attention.attention_scalars(scalars), counts, gpu)
     parts, dim = int(scalars["parts"]), int(scalars["head_dim"])
-    if not plain.shader.startswith("attention_multi_subgroup") or KV_TYPES[int(scalars["kv"])] != "f16":
+    if not plain.shader.startswith("attention_multi_subgroup"):
         return None
     queries, key_splits = plain.constants[0], plain.constants[3]
-    shared = (key_splits + 1) * 4 * queries * (dim + 2) + key_splits * 256 * queries + (32 + 2) * dim + 1024
+    shared = (key_splits + 1) * 4 * queries * (dim + 2) + key_splits * 256 * queries + (32 + 4) * dim + 1024
     whole = not parts & PART_ROPE or scalars["rot_dim"] % 4 == 0
     alone = scalars["window"] == 1  # then no stored key is seen, and its block may have been freed
-    if not parts & PART_STORE or parts & PART_SHIFT or not whole or alone or shared > gpu.shared_memory:
+    if not parts & PART_STORE or not whole or alone or shared > gpu.shared_memory:
         return None
     group = int(scalars["q_heads"] // scalars["kv_heads"])
     if group > queries:

@@ -1,8 +1,8 @@
 """Attention with head norm, RoPE and KV store in one launch: `rope`, then `attention`, for one token per sequence.
 
 For GPUs only (attention_rope.slang). It reads the matmul's queries, keys and values and does not change them.
-Each work item is one token, whose new key and value go to the cache; keys and values are float16. Where there are no
-head norms, `vectors` may be the sinks of attention.
+Each work item is one token, whose new key and value go to the cache; keys and values are float16 or int8. Where there
+are neither head norms nor a mean of the keys, `vectors` may be the sinks of attention.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from tandem.kernels.abi import (
     KV_BLOCK,
     PART_NORM,
     PART_ROPE,
+    PART_SHIFT,
     PART_STORE,
     TOKEN_INTS,
     TOKEN_POSITION,
@@ -44,7 +45,7 @@ def rope_scalars(scalars: Scalars) -> Scalars:
 def by_kernel(arrays: Mapping[str, T], scalars: Scalars) -> dict[str, T]:
     """The arrays, or whatever stands for them, by their names in `rope` and `attention`."""
     given = dict(arrays)
-    if "vectors" in given and not int(scalars["parts"]) & PART_NORM:
+    if "vectors" in given and not int(scalars["parts"]) & (PART_NORM | PART_SHIFT):
         given["sinks"] = given.pop("vectors")
     return given
 
@@ -62,6 +63,13 @@ def cost(scalars: Scalars, counts: Counts) -> Cost:
     return Cost(sum(c.bytes for c in both) - saved, sum(c.ops for c in both))
 
 
+def vector_floats(scalars: Scalars) -> int:
+    parts, dim = int(scalars["parts"]), int(scalars["head_dim"])
+    if parts & PART_NORM:
+        return 2 * dim
+    return int(scalars["kv_heads"]) * dim if parts & PART_SHIFT else int(scalars["q_heads"])
+
+
 def extents(scalars: Scalars, counts: Counts) -> dict[str, int]:
     columns = int(max(scalars["k_column"], scalars["v_column"]) + scalars["kv_heads"] * scalars["head_dim"])
     of_rope, of_attention = rope_scalars(scalars), attention_scalars(scalars)
@@ -69,8 +77,7 @@ def extents(scalars: Scalars, counts: Counts) -> dict[str, int]:
     return {
         **{name: attention_extents[name] for name in ("cache", "tables", "work", "out")},
         "table": rope.extents(of_rope, counts)["table"],
-        "vectors": 4
-        * int(2 * scalars["head_dim"] if int(scalars["parts"]) & PART_NORM else scalars["q_heads"]),
+        "vectors": 4 * vector_floats(scalars),
         "qkv": rows_bytes(counts["tokens"], columns, scalars["q_stride"]),
     }
 
@@ -99,12 +106,13 @@ def make_case(
     rot_dim: int = 0,
     interleaved: int = 0,
     sinks: bool = False,
+    kv: str = "f16",
 ) -> Case:
-    """`heads`: query heads, KV heads, head_dim. The new token's KV slot in the cache is NaN."""
+    """`heads`: query heads, KV heads, head_dim. The new token's KV slot in the cache is NaN (its scales, in int8)."""
     (q_heads, kv_heads, dim), n = heads, len(positions)
     rows = [(position, 1) for position in positions]
     case = attention.make_case(
-        rng, label, heads, rows, window, out_q8=1, q_gap=2 * kv_heads * dim, sinks=sinks
+        rng, label, heads, rows, window, kv=kv, out_q8=1, q_gap=2 * kv_heads * dim, sinks=sinks
     )
     slots = case.arrays["tables"][np.arange(n), np.array(positions) // KV_BLOCK] * KV_BLOCK
     with np.errstate(invalid="ignore"):
@@ -117,8 +125,10 @@ def make_case(
         **{name: case.arrays[name] for name in ("cache", "tables", "work", "out")},
         "table": np.stack([np.cos(angles), np.sin(angles)], axis=-1).astype(np.float32),
     }
-    if parts & PART_NORM:
-        arrays["vectors"] = rng.uniform(0.5, 2, (2, dim)).astype(np.float32)
+    if parts & (PART_NORM | PART_SHIFT):
+        arrays["vectors"] = rng.uniform(0.5, 2, (2 if parts & PART_NORM else kv_heads, dim)).astype(
+            np.float32
+        )
     elif sinks:
         arrays["vectors"] = case.arrays["sinks"]
     of_rope = {
@@ -147,6 +157,14 @@ def cases(rng: np.random.Generator, dims: Sequence[int] = (64, 128, 256)) -> Ite
     parts = PART_ROPE | PART_STORE
     yield make_case(rng, "sinks", (8, 1, dim), [0, 9, 700], 128, parts, sinks=True)
     yield make_case(rng, "deep", (4, 2, dim), [4100])
+    for dim in dims:
+        yield make_case(rng, f"q8, {dim}", (4, 2, dim), [0, 15, 16, 700], kv="q8")
+    dim = dims[0]
+    yield make_case(
+        rng, "q8, window, part of the head", (4, 2, dim), [3, 130, 700], 100, rot_dim=part, kv="q8"
+    )
+    parts |= PART_SHIFT
+    yield make_case(rng, "q8, a mean of the keys", (7, 1, dim), [9, 700], parts=parts, kv="q8")
 
 
 KERNEL = Kernel(
@@ -154,11 +172,12 @@ KERNEL = Kernel(
     buffers=(
         # float32 [T, q_stride]: query heads from column 0, then keys from k_column, values from v_column
         Buffer("qkv", "r"),
-        Buffer("cache", "rw"),  # one layer's KV blocks, float16
+        Buffer("cache", "rw"),  # one layer's KV blocks, float16 or int8
         Buffer("tables", "r"),  # int32 [sequences][table_stride], as in `attention`
         Buffer("work", "r"),  # int32 [W][WORK_INTS], one row per entry
         Buffer("out", "w"),  # float32 [T, out_stride] or q8 [T, out_stride]
-        Buffer("vectors", "r"),  # float32 [2][head_dim]: the weights of the head norms; or [q_heads]: sinks
+        # float32 [2][head_dim]: weights of the head norms; with PART_SHIFT [kv_heads][head_dim]; or [q_heads]: sinks
+        Buffer("vectors", "r"),
         Buffer("table", "r", AFTER_SCALARS),  # float32 [positions][rot_dim / 2][cos, sin]
     ),
     scalars=(

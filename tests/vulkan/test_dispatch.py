@@ -117,7 +117,7 @@ def test_attention_is_fused_with_rope_where_it_sees_stored_keys_and_has_the_shar
         if found:
             queries, _, _, key_splits, threads, float2s, _ = found.constants[:7]
             results, limits = 4 * dim * (key_splits + 1) * queries, 8 * (key_splits + 2) * queries
-            own = results + limits + 8 * float2s + 34 * dim + 4
+            own = results + limits + 8 * float2s + 36 * dim + 4
             assert (
                 group <= queries
                 and own <= device.shared_memory
