@@ -28,7 +28,8 @@ typedef struct {
     scales_fn *scales;
 } format;
 
-ALWAYS_INLINE i32x16 dot16(int small, i32x16 sum, const i32x16 *w, const int8_t *x) {
+ALWAYS_INLINE i32x16 dot16(int small, const i32x16 *w, const int8_t *x) {
+    i32x16 sum = i_zero();
     for (int s = 0; s < 4; s++) sum = small ? i_dot4_small(sum, w[s], x + 4 * s) : i_dot4(sum, w[s], x + 4 * s);
     return sum;
 }
@@ -54,8 +55,8 @@ ALWAYS_INLINE void panel_times_tile(format f, int tokens, const uint8_t *panel, 
                 const int8_t *q = x->q[first + t];
                 f32x16 x_scale = f_set(x->scale[first + t]);
                 if (f.fine) {
-                    f32x16 low = f_from_int(dot16(f.small, i_zero(), w, q));
-                    f32x16 high = f_from_int(dot16(f.small, i_zero(), w + 4, q + 16));
+                    f32x16 low = f_from_int(dot16(f.small, w, q));
+                    f32x16 high = f_from_int(dot16(f.small, w + 4, q + 16));
                     // Subtracts a zero point before it scales, so that 16 columns need no minimum of their own.
                     low = f.zero ? f_fma(low, x_scale, f_set(-f.zero * x->low[first + t])) : f_mul(low, x_scale);
                     high = f.zero ? f_fma(high, x_scale, f_set(-f.zero * x->high[first + t])) : f_mul(high, x_scale);
@@ -64,7 +65,8 @@ ALWAYS_INLINE void panel_times_tile(format f, int tokens, const uint8_t *panel, 
                     acc[t] = f_fma(minimum[2 * block], f_set(x->low[first + t]), acc[t]);
                     acc[t] = f_fma(minimum[2 * block + 1], f_set(x->high[first + t]), acc[t]);
                 } else {
-                    i32x16 dot = dot16(f.small, dot16(f.small, i_zero(), w, q), w + 4, q + 16);
+                    // Two sums of four products, since each waits for the one before.
+                    i32x16 dot = i_add(dot16(f.small, w, q), dot16(f.small, w + 4, q + 16));
                     acc[t] = f_fma(f_mul(f_from_int(dot), x_scale), scale[block], acc[t]);
                     acc[t] = f_fma(minimum[block], f_set(x->sum[first + t]), acc[t]);
                 }
