@@ -65,7 +65,7 @@ ALWAYS_INLINE void panel_times_tile(format f, int tokens, const uint8_t *panel, 
                     acc[t] = f_fma(minimum[2 * block], f_set(x->low[first + t]), acc[t]);
                     acc[t] = f_fma(minimum[2 * block + 1], f_set(x->high[first + t]), acc[t]);
                 } else {
-                    // Two sums of four products, since each waits for the one before.
+                    // Two sums of four dot products, since each waits for the one before.
                     i32x16 dot = i_add(dot16(f.small, w, q), dot16(f.small, w + 4, q + 16));
                     acc[t] = f_fma(f_mul(f_from_int(dot), x_scale), scale[block], acc[t]);
                     acc[t] = f_fma(minimum[block], f_set(x->sum[first + t]), acc[t]);
