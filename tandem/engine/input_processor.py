@@ -152,7 +152,7 @@ class InputProcessor:
         return TextTokens(self.short_ids([*(ids[:limit] if truncate else ids), *last], False))
 
     def pair(self, query: str, document: str, truncate: bool) -> TextTokens:
-        """[CLS] query [SEP] document [SEP]."""
+        """[CLS] query [SEP] document [SEP], or <s> query </s></s> document </s>."""
         limit, last = self.engine.context, self.tokenizer.eos_id
         first = self.tokenizer.encode(query, limit=limit)
         ids = self.tokenizer.encode(document, bos=False, limit=limit)
@@ -161,6 +161,7 @@ class InputProcessor:
                 f"the query has {len(first)} or more tokens, and the context holds {limit}: shorten it"
             )
         ends = [] if last is None else [last]
+        first += ends * self.tokenizer.ends_twice
         return TextTokens(self.short_ids([*first, *ids, *ends], truncate), len(first))
 
     def _new_output(self, ids: list[int], params: dict[str, Any]) -> OutputReader:

@@ -1,8 +1,9 @@
 """Encodes text to token ids and decodes it, with the vocabulary of the model file. The merging is in C (merge.c).
 
-Three kinds: SentencePiece (`tokenizer.ggml.model` = llama: Gemma, Llama 2, Mistral), byte-level BPE (gpt2: Llama 3,
-Qwen, SmolLM) and WordPiece (bert, wordpiece.py). Files of Gemma 4 (gemma4) have merges in place of SentencePiece's
-scores. In text that is not valid UTF-8, U+FFFD replaces each invalid byte.
+Four kinds: SentencePiece (`tokenizer.ggml.model` = llama: Gemma, Llama 2, Mistral), byte-level BPE (gpt2: Llama 3,
+Qwen, SmolLM), WordPiece (bert, wordpiece.py) and SentencePiece's unigram model (t5, unigram.py). Files of Gemma 4
+(gemma4) have merges in place of SentencePiece's scores. In text that is not valid UTF-8, U+FFFD replaces each invalid
+byte.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tandem.kernels.kernel import Array
 from tandem.model.fill_in_middle import FillInMiddle, find_tokens
 from tandem.model.harmony import ENDS, Markers, find_markers
 from tandem.model.pretokenize import PreTokenizer, pre_tokenizer
+from tandem.model.unigram import Unigram
 from tandem.model.wordpiece import WordPiece
 from tandem.native import ffi, load
 from tandem.threads import share, throttle, throttled
@@ -29,7 +31,7 @@ HIDDEN = (UNKNOWN, CONTROL, UNUSED)  # not shown by decode unless `special`
 MAX_TEXT = 64 << 20  # bytes; merging takes up to 52 times as much memory
 MAX_CHARACTER = 4  # bytes in UTF-8
 MAX_SPECIAL = 4 << 20  # bytes of all special tokens; Gemma, which has the most, has 0.1 MB
-GEMMA4, WORDPIECE = "gemma4", "bert"  # `tokenizer.ggml.model`
+GEMMA4, WORDPIECE, UNIGRAM = "gemma4", "bert", "t5"  # `tokenizer.ggml.model`
 NO_MERGE = -1e9  # score of a token that no merge makes
 MAX_SHOWN = 8192  # tokens in the cache of decoded bytes
 
@@ -62,6 +64,7 @@ class Tokenizer:
         """Use `from_gguf`."""
         self._core, self._memory, self._pre = core, memory, pre
         self._word_piece: WordPiece | None = None
+        self._unigram: Unigram | None = None
         self._bytes, self._starts, self._types = memory[:3]
         self._byte_tokens = {} if pre else {id: byte for byte, id in enumerate(core.byte_ids) if id >= 0}
         self.vocab_size = len(self._types)
@@ -76,10 +79,10 @@ class Tokenizer:
     @classmethod
     def from_gguf(cls, gguf: GGUF) -> Self:
         kind = gguf.require("tokenizer.ggml.model", str)
-        if kind not in ("llama", "gpt2", GEMMA4, WORDPIECE):
+        if kind not in ("llama", "gpt2", GEMMA4, WORDPIECE, UNIGRAM):
             raise UnsupportedModelError(
                 f"{gguf.path}: the tokenizer is {kind!r}; this engine runs 'llama' (SentencePiece), 'gpt2' "
-                "(byte-level BPE) and 'bert' (WordPiece): choose another model"
+                "(byte-level BPE), 'bert' (WordPiece) and 't5' (unigram): choose another model"
             )
         pre = pre_tokenizer(gguf.get("tokenizer.ggml.pre", "default")) if kind == "gpt2" else None
         self = cls(*_load_vocabulary(gguf, kind, pre), pre)
@@ -90,6 +93,8 @@ class Tokenizer:
         self.add_eos = gguf.get("tokenizer.ggml.add_eos_token", False)
         if kind == WORDPIECE:
             self._set_word_piece(gguf)
+        if kind == UNIGRAM:
+            self._set_unigram(gguf)
         self.add_space_prefix = pre is None and gguf.get("tokenizer.ggml.add_space_prefix", True)
         known_eos_ids = [id for id in map(self.find, STOP_TOKENS) if id is not None]
         self._types[known_eos_ids] = CONTROL  # not all files mark them
@@ -119,12 +124,29 @@ class Tokenizer:
         self.add_eos = gguf.get("tokenizer.ggml.add_eos_token", True)
         unknown = _token_id(gguf, "unknown", self.find("[UNK]"), self.vocab_size)
 
+        self._word_piece = WordPiece(self._plain_tokens(), 0 if unknown is None else unknown)
+
+    def _set_unigram(self, gguf: GGUF) -> None:
+        unknown = _token_id(gguf, "unknown", self.find("<unk>"), self.vocab_size)
+        scores = np.asarray(gguf.require("tokenizer.ggml.scores", np.ndarray), np.float32)
+        characters = gguf.get("tokenizer.ggml.precompiled_charsmap", np.empty(0, np.uint8))
+        if len(scores) != self.vocab_size or not np.isfinite(scores).all():
+            gguf.fail("tokenizer.ggml.scores", "there is no number for each token: convert the model again")
+        data = np.asarray(characters).astype(np.uint8).tobytes()
+        self._unigram = Unigram(self._plain_tokens(), scores, 0 if unknown is None else unknown, data)
+
+    def _plain_tokens(self) -> dict[str, int]:
+        """The tokens that plain text may become."""
         raw, starts = self._bytes.tobytes(), self._starts.tolist()
-        tokens = {
+        return {
             raw[starts[id] : starts[id + 1]].decode(errors="replace"): id
             for id in np.flatnonzero(~np.isin(self._types, HIDDEN))[::-1].tolist()  # of equal ones, the first
         }
-        self._word_piece = WordPiece(tokens, 0 if unknown is None else unknown)
+
+    @property
+    def ends_twice(self) -> bool:
+        """Whether two end tokens stand between the two texts of a pair, as in XLM-RoBERTa."""
+        return self._unigram is not None
 
     def find(self, text: str) -> int | None:
         """Returns the token with this text in the file, special or not; None: there is none."""
@@ -193,6 +215,9 @@ class Tokenizer:
                 yield ids
                 if (most := most - len(ids)) < 0:
                     return
+            return
+        if self._unigram:
+            yield self._unigram.encode(data.decode(), space)
             return
         if self._pre is None:
             yield self._merged(b" " + data if space else data, [], most)

@@ -18,6 +18,7 @@ from tandem.server.http.errors import LOG
 from tandem.server.llama_cpp import completion, server_info, texts
 from tandem.server.monitoring.metrics import live_router
 from tandem.server.ollama import chat as ollama_chat
+from tandem.server.ollama import create as ollama_create
 from tandem.server.ollama import models as ollama_models
 from tandem.server.openai import chat, completions, conversations, embeddings, responses
 from tandem.server.openai import models as openai_models
@@ -35,6 +36,7 @@ ROUTERS = (
     messages.router,
     ollama_chat.router,
     ollama_models.router,
+    ollama_create.router,
     completion.router,
     server_info.router,
     texts.router,

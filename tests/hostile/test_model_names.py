@@ -137,8 +137,10 @@ def test_no_other_route_takes_a_path_for_a_model(home: Path, server: Running) ->
         ):
             status, _, answer = server.ask(path, {**body, "model": name})
             assert status in (400, 404), (path, name, status, answer)
-    for path in ("/api/copy", "/api/create", "/api/delete", "/api/push", "/api/blobs/sha256:../../x"):
-        status, _, _ = server.ask(
-            path, {"model": "tiny", "source": "tiny", "destination": f"{home}/x", "from": f"{home}/x"}
-        )
+    for path in ("/api/delete", "/api/push", "/api/blobs/sha256:../../x"):  # the first only deletes
+        status, _, _ = server.ask(path, {"model": "tiny", "name": f"{home}/x"})
         assert status in (404, 405), path
+    assert server.ask("/api/create", {"model": "x", "from": f"{home}/secret.gguf"})[0] in (400, 404)
+    assert server.ask("/api/create", {"model": "x", "modelfile": f"FROM {home}/secret.gguf"})[0] in (400, 404)
+    for name in (f"{home}/secret.gguf", "../secret.gguf", "\0"):
+        assert server.ask("/api/copy", {"source": name, "destination": "x"})[0] in (400, 404)

@@ -16,8 +16,9 @@ from tandem.errors import ContextError, RequestError
 from tandem.gguf.file import GGUF
 from tandem.kernels.kernel import Array
 from tandem.model.tokenizer import Tokenizer
+from tandem.model.weights import vector
 from tests.cli.tiny_model import DIM, write_tiny_model
-from tests.gguf_files import Key
+from tests.gguf_files import Key, write
 from tests.models.encoder_texts import QUERY, TEXTS
 
 GOLDENS = Path(__file__).parent / "goldens" / "encoders"
@@ -85,6 +86,42 @@ def test_texts_that_are_empty_or_too_long() -> None:
             llm.embed([[2, 99, 3]])
         with pytest.raises(RequestError, match="no scores of pairs"):
             llm.rerank("a", ["b"])
+
+
+def test_a_pair_has_two_tokens_between_its_texts_in_xlm_roberta(tmp_path: Path) -> None:
+    """As bge-reranker-v2-m3: the family's tokenizer with BERT's layers, and one type of token."""
+    golden = GGUF.open(GOLDENS / "bert-rank.gguf")
+    tokens = ["<s>", "<pad>", "</s>", "<unk>", "\u2581", "\u2581the", "\u2581cat", *"abcdefghijklmn"]
+    numbers = {"context_length": 128, "embedding_length": 32, "block_count": 2, "feed_forward_length": 64}
+    numbers |= {"attention.head_count": 4, "pooling_type": 4}
+    keys: list[Key] = [
+        ("general.architecture", "str", "bert"),
+        *((f"bert.{name}", "u32", value) for name, value in numbers.items()),
+        ("bert.attention.layer_norm_epsilon", "f32", 1e-3),
+        ("bert.attention.causal", "bool", False),
+        ("tokenizer.ggml.token_type_count", "u32", 1),
+        ("tokenizer.ggml.model", "str", "t5"),
+        ("tokenizer.ggml.tokens", "[str]", tokens),
+        ("tokenizer.ggml.scores", "[f32]", [0.0] * 4 + [-1.0 - i / 8 for i in range(17)]),
+        ("tokenizer.ggml.token_type", "[i32]", [3, 3, 3, 2] + [1] * 17),
+        *(
+            (f"tokenizer.ggml.{name}_token_id", "u32", id)
+            for name, id in (("bos", 0), ("eos", 2), ("unknown", 3))
+        ),
+        ("tokenizer.ggml.add_eos_token", "bool", True),
+    ]
+    tensors = [
+        (name, "F32", vector(golden, name).reshape(tensor.shape)) for name, tensor in golden.tensors.items()
+    ]
+    tensors = [
+        (name, kind, rows[:1] if name == "token_types.weight" else rows) for name, kind, rows in tensors
+    ]
+    write(tmp_path / "xlm-r.gguf", keys, tensors)
+    with LLM(tmp_path / "xlm-r.gguf", device="cpu", threads=2, kv="f32") as llm:
+        assert llm.pair("the cat", "cab").ids == [0, 5, 6, 2, 2, 4, 9, 7, 8, 2]
+        assert llm.tokenize("the  catX") == [0, 5, 6, 3, 2]
+        scores = llm.rerank("the cat", ["cab", "cab", "the"])
+        assert scores[0] == scores[1] != scores[2]
 
 
 def test_a_generating_model_ranks_by_its_yes(tmp_path: Path) -> None:

@@ -10,10 +10,12 @@ from functools import cache
 from itertools import chain, pairwise
 from pathlib import Path
 
+import numpy as np
 import pytest
 import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sentencepiece import sentencepiece_model_pb2
 
 from tandem.errors import ModelFileError, RequestError, UnsupportedModelError
 from tandem.gguf.file import GGUF
@@ -105,11 +107,34 @@ def test_ascii_is_split_as_unicode_is() -> None:
                 assert spans[0] == spans[1], (patterns, text)
 
 
-def test_other_kinds_are_refused() -> None:
+def test_other_kinds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(
-        UnsupportedModelError, match="'t5'; this engine runs 'llama' \\(SentencePiece\\), 'gpt2'"
+        UnsupportedModelError, match="'rwkv'; this engine runs 'llama' \\(SentencePiece\\), 'gpt2'"
     ):
-        of_vocabulary("nomic-bert-moe")
+        small(tmp_path / "other.gguf", "rwkv", [("a", 1)])
+
+
+def test_unigram_matches_sentencepiece() -> None:
+    """With XLM-RoBERTa's vocabulary and character map. Of ways that are equally likely, either may be chosen."""
+    file, ours = GGUF.open(vocabulary("nomic-bert-moe")), of_vocabulary("nomic-bert-moe")
+    tokens, scores, types = (file.get(f"tokenizer.ggml.{key}") for key in ("tokens", "scores", "token_type"))
+    proto = sentencepiece_model_pb2.ModelProto()
+    for i in range(len(tokens)):
+        proto.pieces.add(piece=tokens[i], score=float(scores[i]), type=int(types[i]))
+    for key, value in {"model_type": 1, "unk_id": 3, "bos_id": 0, "eos_id": 2, "pad_id": 1}.items():
+        setattr(proto.trainer_spec, key, value)
+    characters = np.asarray(file.get("tokenizer.ggml.precompiled_charsmap")).astype(np.uint8)
+    proto.normalizer_spec.precompiled_charsmap = characters.tobytes()
+    peer = sentencepiece.SentencePieceProcessor(model_proto=proto.SerializeToString())
+    for text in texts():
+        one, other = ours.encode(text)[1:-1], peer.encode(text)
+        assert one == other or abs(sum(scores[one]) - sum(scores[other])) < 1e-3, text
+    assert (
+        ours.encode("a")[0] == 0
+        and ours.encode("a")[-1] == 2
+        and ours.decode(ours.encode(" Héllo ")) == "Héllo"
+    )
+    assert ours.encode("\u4e00\U0001f9ff\U000e0041x")[1:-1].count(3) < 2, "neighbours become one"
 
 
 # Against plain references, over small random vocabularies

@@ -74,6 +74,7 @@ def test_the_document_names_every_route(tiny: Running) -> None:
     assert status == 200 and {
         "/v1/chat/completions", "/v1/completions", "/v1/embeddings", "/v1/models", "/v1/responses", "/v1/messages",
         "/api/chat", "/api/generate", "/api/embed", "/api/tags", "/api/show", "/api/ps", "/api/pull", "/api/version",
+        "/api/create", "/api/copy", "/api/delete",
         "/tokenize", "/detokenize", "/health", "/metrics",
     } <= found["paths"].keys()  # fmt: skip
 

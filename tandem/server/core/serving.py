@@ -49,6 +49,7 @@ class Server:
         self.grammars, self.images = GrammarChecker(), RequestImages(settings.allow_image_urls)
         self.responses = ResponseStore(settings.responses)
         self.presets = {preset.name: preset for preset in settings.presets}
+        self.created: set[str] = set()  # names of models that clients have made of others
         self.pulls: dict[str, Any] = {}  # comparable name of a model -> download in progress
         self.failure: Exception | None = None  # why the first model could not be loaded at startup
         self._first: asyncio.Task[None] | None = None  # loads the first model

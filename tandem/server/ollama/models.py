@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import json
 import math
 import re
 import threading
@@ -13,7 +14,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NotRequired
 
 import numpy as np
 from fastapi import APIRouter, Request, Response
@@ -38,6 +39,7 @@ from tandem.server.http.bodies import (
 )
 from tandem.server.ollama.chat import ERRORS, LINES, NDJSON, known_name
 from tandem.server.ollama.error_body import OllamaErrorBody
+from tandem.server.presets import Preset
 
 router = APIRouter(route_class=JSONRoute, tags=["Ollama"])
 FILE_TYPES = {
@@ -117,6 +119,7 @@ class ModelInfo(TypedDict):
     model_info: dict[str, Any]
     capabilities: list[str]
     modified_at: str
+    system: NotRequired[str]
 
 
 class PullStatus(TypedDict):
@@ -166,7 +169,8 @@ async def show(request: Request, body: ShowRequest) -> Response:
     """The metadata, chat template and capabilities of a model."""
     server = get_server(request)
     name = known_name(server, body.model or body.name or "")
-    return JSONResponse(await asyncio.to_thread(_model_info, name, server.models.path(name)))
+    path, preset = server.models.path(name), server.presets.get(name)
+    return JSONResponse(await asyncio.to_thread(_model_info, name, path, preset))
 
 
 @router.post("/api/pull", response_model=PullStatus, responses=LINES | ERRORS | PULL_ERRORS)
@@ -287,20 +291,29 @@ def _listed_model(name: str, path: Path) -> ListedModel:
     )
 
 
-def _model_info(name: str, path: Path) -> ModelInfo:
+def _model_info(name: str, path: Path, preset: Preset | None) -> ModelInfo:
     found = _read_metadata(path)
+    sampling = preset.sampling.items() if preset else ()
+    lines = [(key, one) for key, value in sampling for one in (value if isinstance(value, list) else [value])]
+    parameters = "\n".join(f"{key} {json.dumps(value)}" for key, value in lines)
+    modelfile = [f"FROM {name}", *(f"PARAMETER {line}" for line in parameters.splitlines())]
+    if preset and preset.system:
+        modelfile.append(f'SYSTEM """{preset.system}"""')
     thinks = any(text in found.template for text in ("<think>", "<|channel|>analysis"))
     encodes = found.info.get(f"{found.details['family']}.attention.causal") is False
     more = ["thinking"] * thinks + ["vision"] * sees(path)
-    return ModelInfo(
-        modelfile=f"FROM {name}\n",
-        parameters="",
-        template=found.template,
+    info = ModelInfo(
+        modelfile="\n".join(modelfile) + "\n",
+        parameters=parameters,
+        template=preset.chat_template if preset and preset.chat_template else found.template,
         details=found.details,
         model_info=found.info,
         capabilities=["embedding"] if encodes else ["completion", "tools", "embedding", *more],
         modified_at=_listed_model(name, path)["modified_at"],
     )
+    if preset and preset.system:
+        info["system"] = preset.system
+    return info
 
 
 class _Metadata(NamedTuple):

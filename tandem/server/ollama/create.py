@@ -1,0 +1,215 @@
+"""Ollama's /api/create, /api/copy and /api/delete: models with settings of their own, made of those that are served."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+from collections.abc import AsyncGenerator, Mapping
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Request, Response
+from fastapi.responses import JSONResponse
+from pydantic import Field, ValidationError
+from starlette.exceptions import HTTPException
+from typing_extensions import TypedDict
+
+from tandem.engine.model_manager import ModelSpec
+from tandem.errors import ModelNotFoundError, RequestError
+from tandem.model import locate
+from tandem.server.core.prompt import given_params
+from tandem.server.core.serving import Server, get_server
+from tandem.server.http.background import run_in_thread
+from tandem.server.http.bodies import AnyObject, JSONRoute, StrictModel, json_line, stream_response
+from tandem.server.ollama.chat import ERRORS, LINES, NDJSON, Options, known_name
+from tandem.server.ollama.error_body import OllamaErrorBody
+from tandem.server.presets import Preset
+
+router = APIRouter(route_class=JSONRoute, tags=["Ollama"])
+MAX_CREATED = 256  # models that clients made
+MAX_TEXT, MAX_MESSAGES = 65_536, 256  # characters of a system message or a template, and messages
+NAME = r"(?a)^[\w./:-]{1,80}$"
+FORBIDDEN: dict[int | str, dict[str, Any]] = {
+    403: {"model": OllamaErrorBody, "description": "Only the operator of this server can change its models"}
+}
+INSTRUCTION = re.compile(r'(?ms)^[ \t]*(\w+)[ \t]+("""(.*?)"""|[^\n]*)')  # of a Modelfile
+GO = "TEMPLATE is in Go's format: leave it out, for the model's own template, or write one in Jinja"
+Text = Annotated[str, Field(max_length=MAX_TEXT)]
+
+
+class StartMessage(StrictModel):
+    ignored = frozenset({"images", "tool_calls", "thinking", "tool_name"})
+    role: Annotated[str, Field(pattern="^(system|user|assistant)$")]
+    content: Text
+
+
+class CreateRequest(StrictModel):
+    ignored = frozenset({"license", "quantize", "renderer", "parser", "info", "remote_host"})
+    neutral = (("files", {}), ("adapters", {}))
+    model: str | None = None
+    name: str | None = None  # the older name of `model`
+    from_: str | None = Field(None, alias="from")
+    modelfile: Text | None = None  # in place of the fields below, as older clients send it
+    system: Text | None = None
+    template: Text | None = None  # in Jinja
+    parameters: AnyObject | None = None
+    messages: Annotated[list[StartMessage], Field(max_length=MAX_MESSAGES)] | None = None
+    stream: bool | None = None  # default: True
+
+
+class CopyRequest(StrictModel):
+    source: str
+    destination: str
+
+
+class DeleteRequest(StrictModel):
+    model: str | None = None
+    name: str | None = None  # the older name of `model`
+
+
+class CreateStatus(TypedDict):
+    status: str
+
+
+@router.post("/api/create", response_model=CreateStatus, responses=LINES | ERRORS | FORBIDDEN)
+async def create(request: Request, body: CreateRequest) -> Response:
+    """Makes a model of a served one: with a system message, parameters and first messages of its own, until the server
+    ends."""
+    server, name, streams = get_server(request), body.model or body.name or "", body.stream is not False
+    require_operator(server)
+    if body.modelfile is not None:
+        body = await run_in_thread(read_modelfile, body.modelfile)
+    source = known_name(server, body.from_ or "")
+    preset = await run_in_thread(_preset, server, name, source, body)
+    await _add(server, preset, server.models.spec(source))
+    if not streams:
+        return JSONResponse(CreateStatus(status="success"))
+
+    async def lines() -> AsyncGenerator[str, None]:
+        for status in (f"using {source}", "writing manifest", "success"):
+            yield json_line(CreateStatus(status=status))
+
+    return await stream_response(request, lines(), NDJSON)
+
+
+@router.post("/api/copy", responses=ERRORS | FORBIDDEN)
+async def copy(request: Request, body: CopyRequest) -> Response:
+    """Gives a served model another name, until the server ends."""
+    server = get_server(request)
+    require_operator(server)
+    source = known_name(server, body.source)
+    spec = server.models.spec(source)
+    preset = server.presets.get(source) or Preset(source, str(spec.file))
+    await _add(server, dataclasses.replace(preset, name=body.destination), spec)
+    return JSONResponse(None)
+
+
+@router.delete("/api/delete", responses=ERRORS | FORBIDDEN)
+async def delete(request: Request, body: DeleteRequest) -> Response:
+    """Forgets a model that a client has made, or deletes a downloaded one's files, as `tandem rm` does."""
+    server = get_server(request)
+    require_operator(server)
+    name = known_name(server, body.model or body.name or "")
+    if name not in server.created:
+        if not locate.is_known(name):
+            raise ModelNotFoundError(
+                f"{name[:80]} was neither created nor downloaded by name: delete its file"
+            )
+        model = await run_in_thread(locate.find, name)
+        await run_in_thread(locate.remove, model)
+    server.created.discard(name)
+    server.presets.pop(name, None)
+    if name in server.models.names():
+        await server.models.remove(name)
+    return JSONResponse(None)
+
+
+def require_operator(server: Server) -> None:
+    if not server.settings.is_personal:
+        raise HTTPException(403, "only the operator of this server can change its models: ask for a preset")
+
+
+def read_modelfile(text: str) -> CreateRequest:
+    """The request that a Modelfile describes."""
+    found: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
+    messages: list[dict[str, str]] = []
+    lines = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
+    for match in INSTRUCTION.finditer(lines):
+        word, value = match[1].upper(), match[3] if match[3] is not None else match[2].strip().strip('"')
+        first, _, rest = value.partition(" ")
+        if word in ("FROM", "SYSTEM", "TEMPLATE"):
+            found[word.lower()] = value
+        elif word == "PARAMETER":
+            typed = _typed(rest.strip().strip('"')) if first != "stop" else rest.strip().strip('"')
+            parameters[first] = [*parameters.get("stop", []), typed] if first == "stop" else typed
+        elif word == "MESSAGE":
+            messages.append({"role": first, "content": rest.strip().strip('"')})
+        elif word != "LICENSE":
+            raise RequestError(f"the Modelfile has {word[:40]}, which is not supported: remove it")
+    try:
+        return CreateRequest.model_validate({**found, "parameters": parameters, "messages": messages})
+    except ValidationError as error:
+        raise RequestError(f"the Modelfile is not valid: {_first(error)}") from None
+
+
+def _first(error: ValidationError) -> str:
+    found = error.errors()[0]
+    return ": ".join([*map(str, found["loc"][:1]), found["msg"]])
+
+
+def _typed(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _preset(server: Server, name: str, source: str, body: CreateRequest) -> Preset:
+    if not source:
+        raise RequestError("from is missing: name a model that this server has")
+    base = server.presets.get(source) or Preset(source, str(server.models.spec(source).file))
+    if body.template is not None and "{%" not in body.template and "messages" not in body.template:
+        raise RequestError(GO)
+    given = body.parameters or {}
+    context = given.pop("num_ctx", base.context)
+    try:
+        options = Options.model_validate(given)
+    except ValidationError as error:
+        raise RequestError(f"parameters: {_first(error)}") from None
+    names, values = given_params(options), options.sampling()
+    if options.num_predict is not None and options.num_predict <= 0:  # as without it
+        names = names - {"max_tokens"}
+    return dataclasses.replace(
+        base,
+        name=name,
+        context=context,
+        pinned=False,
+        system=base.system if body.system is None else body.system,
+        messages=base.messages if body.messages is None else tuple(_plain(one) for one in body.messages),
+        chat_template=body.template or base.chat_template,
+        sampling={**base.sampling, **{key: values[key] for key in names if key in values}},
+    )
+
+
+def _plain(message: StartMessage) -> Mapping[str, str]:
+    return {"role": message.role, "content": message.content}
+
+
+async def _add(server: Server, preset: Preset, source: ModelSpec) -> None:
+    name = preset.name
+    if not re.match(NAME, name):
+        raise RequestError(f"{name[:80]!r} is no name for a model: use letters, digits and ._:/-")
+    if (known := known_name(server, name)) in server.models.names() and known not in server.created:
+        raise RequestError(f"{known} is a model that this server was started with: choose another name")
+    if name not in server.created and len(server.created) >= MAX_CREATED:
+        raise RequestError(f"{MAX_CREATED} models were created: delete one of them first")
+    own = {key: value for key, value in preset.options.items() if source.options.get(key) != value}
+    spec = ModelSpec(source.file, {**source.options, **own}, preset.keep_alive)
+    if known in server.created:
+        await server.models.remove(known)
+        del server.presets[known]
+        server.created.remove(known)
+    server.models.add(name, spec)
+    server.presets[name] = preset
+    server.created.add(name)
