@@ -20,7 +20,7 @@ from tandem.server.monitoring.metrics import live_router
 from tandem.server.ollama import chat as ollama_chat
 from tandem.server.ollama import create as ollama_create
 from tandem.server.ollama import models as ollama_models
-from tandem.server.openai import chat, completions, conversations, embeddings, responses
+from tandem.server.openai import chat, compaction, completions, conversations, embeddings, responses
 from tandem.server.openai import models as openai_models
 from tandem.server.page import api_docs
 from tandem.server.page.static import page_router
@@ -31,6 +31,7 @@ ROUTERS = (
     openai_models.router,
     completions.router,
     embeddings.router,
+    compaction.router,
     responses.router,
     conversations.router,
     messages.router,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
@@ -160,6 +161,40 @@ def test_truncation_is_said(smollm2: Running) -> None:
 
 
 @pytest.mark.fast
+def test_a_compacted_conversation_goes_on(client: openai.OpenAI) -> None:
+    first = ask(client, "My cat is called Zog. It eats fish.", instructions="Be brief.")
+    compacted: Any = client.responses.compact(
+        model="smollm2", previous_response_id=first.id, input="It is 3 years old.", instructions="Be brief."
+    )
+    assert [item.type for item in compacted.output] == ["message", "compaction"]
+    system, summary = compacted.output
+    assert system.role == "system" and compacted.object == "response.compaction"
+    text = base64.b64decode(summary.encrypted_content).decode()
+    assert text.strip() and compacted.usage.output_tokens > 3 and compacted.dropped_messages == 0
+    items = [item.model_dump(exclude_none=True) for item in compacted.output]
+    then: Any = [*items, {"role": "user", "content": "What is my cat called?"}]
+    count = client.responses.input_tokens.count(model="smollm2", input=then).input_tokens
+    same: Any = [
+        {"role": "system", "content": f"Be brief.\n\nSummary of the conversation so far:\n{text}"},
+        {"role": "user", "content": "What is my cat called?"},
+    ]
+    assert count == client.responses.input_tokens.count(model="smollm2", input=same).input_tokens
+    assert ask(client, then).output_text
+    with pytest.raises(openai.BadRequestError, match="not one of this server"):
+        ask(client, [{"type": "compaction", "encrypted_content": "\u00e9"}, *then])
+    with pytest.raises(openai.BadRequestError, match="input is missing"):
+        client.responses.compact(model="smollm2")
+
+
+def test_a_conversation_longer_than_the_context_is_compacted_and_said(client: openai.OpenAI) -> None:
+    turns: Any = [
+        {"role": "user" if i % 2 == 0 else "assistant", "content": f"{i}: " + "word " * 150}
+        for i in range(21)
+    ]
+    compacted: Any = client.responses.compact(model="smollm2", input=turns)
+    assert compacted.dropped_messages > 0 and [item.type for item in compacted.output] == ["compaction"]
+
+
 def test_what_truncation_and_verbosity_keep() -> None:
     messages = [{"role": role, "content": role} for role in ("system", "user", "assistant", "user")]
     request = GenerationRequest(None, messages=list(messages))

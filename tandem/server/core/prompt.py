@@ -149,12 +149,14 @@ def drop_oldest(request: GenerationRequest) -> bool:
 
 def with_verbosity(messages: list[Message], verbosity: str | None) -> list[Message]:
     """The conversation, with what `verbosity` asks for at the end of the system message."""
-    if verbosity not in VERBOSITY:
-        return messages
-    wish = VERBOSITY[verbosity]
+    return messages if verbosity not in VERBOSITY else with_system(messages, VERBOSITY[verbosity])
+
+
+def with_system(messages: list[Message], text: str) -> list[Message]:
+    """The conversation, with a text at the end of the system message."""
     if messages and messages[0]["role"] == "system":
-        return [{**messages[0], "content": joined(messages[0]["content"], f"\n\n{wish}")}, *messages[1:]]
-    return [{"role": "system", "content": wish}, *messages]
+        return [{**messages[0], "content": joined(messages[0]["content"], f"\n\n{text}")}, *messages[1:]]
+    return [{"role": "system", "content": text}, *messages]
 
 
 def _text_ids(llm: LLM, request: GenerationRequest, limit: int | None) -> list[int]:

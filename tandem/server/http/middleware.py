@@ -47,7 +47,7 @@ MODEL_PATHS = frozenset(
             "/completion",
             "/infill",
         ),
-        *("/v1/responses", "/responses", "/v1/messages", "/v1/embeddings"),
+        *("/v1/responses", "/responses", "/v1/responses/compact", "/v1/messages", "/v1/embeddings"),
         *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/embedding"),
         *("/rerank", "/reranking", "/v1/reranking", "/v1/rerank"),
     }

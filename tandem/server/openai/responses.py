@@ -3,6 +3,7 @@ from it by `previous_response_id`, or by the conversation (conversations.py) tha
 
 from __future__ import annotations
 
+import base64
 import json
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
@@ -23,6 +24,7 @@ from tandem.server.core.prompt import (
     GenerationRequest,
     given_params,
     sampling_params,
+    with_system,
     with_verbosity,
 )
 from tandem.server.core.response_store import Item, Page, StoredItem, check_size, parsed, stored_items
@@ -128,7 +130,29 @@ class Reasoning(StrictModel):
     effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
 
 
-InputItem = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem
+class CompactionItem(StrictModel):
+    """The summary of a conversation (compaction.py)."""
+
+    ignored = frozenset({"id", "created_by"})
+    type: Literal["compaction"]
+    encrypted_content: str
+
+    @property
+    def text(self) -> str:
+        try:
+            return base64.b64decode(self.encrypted_content, validate=True).decode()
+        except ValueError:
+            raise RequestError(
+                "a compaction item is not one of this server: send the conversation instead"
+            ) from None
+
+
+def encoded_summary(text: str) -> str:
+    """The content of a compaction item. It is not encrypted: it is the user's own."""
+    return base64.b64encode(text.encode()).decode()
+
+
+InputItem = MessageItem | FunctionCallItem | FunctionCallOutputItem | ReasoningItem | CompactionItem
 InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=10_000)]
 ITEMS: TypeAdapter[list[InputItem]] = TypeAdapter(list[InputItem])
 
@@ -198,8 +222,8 @@ class ResponseBody(TypedDict):
 async def responses(request: Request, body: ResponsesRequest) -> Response:
     """Generates a response to a conversation; with `stream`, as server-sent events."""
     server = get_server(request)
-    history = await _history(server, body)
-    generation, new = await run_inline_if_small(_prepared, body, history)
+    history = await stored_history(server, body)
+    generation, new = await run_inline_if_small(prepared, body, history)
     generation.model = server.model_name(generation.model)
     if body.stream:
         events = _events(server, generation, body, history, new)
@@ -221,7 +245,7 @@ class InputTokensRequest(ResponsesRequest):
 async def input_tokens(request: Request, body: InputTokensRequest) -> InputTokens:
     """The number of tokens of the prompt that a request would have."""
     server = get_server(request)
-    generation, _ = await run_inline_if_small(_prepared, body, await _history(server, body))
+    generation, _ = await run_inline_if_small(prepared, body, await stored_history(server, body))
     return InputTokens(object="response.input_tokens", input_tokens=await server.count(generation))
 
 
@@ -299,7 +323,7 @@ def new_items(given: str | list[InputItem]) -> list[Item]:
     return [{"id": new_id("item_"), **item, "type": item.get("type", "message")} for item in items]
 
 
-async def _history(server: Server, body: ResponsesRequest) -> list[StoredItem]:
+async def stored_history(server: Server, body: ResponsesRequest) -> list[StoredItem]:
     """The stored items that come before those of the request."""
     if body.previous_response_id and body.conversation_id:
         raise RequestError("previous_response_id and conversation exclude each other: use one")
@@ -311,9 +335,7 @@ async def _history(server: Server, body: ResponsesRequest) -> list[StoredItem]:
     return items or []
 
 
-def _prepared(
-    body: ResponsesRequest, history: list[StoredItem]
-) -> tuple[GenerationRequest, list[StoredItem]]:
+def prepared(body: ResponsesRequest, history: list[StoredItem]) -> tuple[GenerationRequest, list[StoredItem]]:
     """The request for the model, and the new items as they will be stored."""
     items, new = new_items(body.input), list[StoredItem]()
     if body.store is not False or body.conversation_id:
@@ -400,7 +422,9 @@ def _messages(body: ResponsesRequest, items: list[InputItem]) -> list[Message]:
     messages: list[Message] = [{"role": "system", "content": body.instructions}] if body.instructions else []
     reasoning: dict[str, str] = {}
     for item in items:
-        if isinstance(item, ReasoningItem):
+        if isinstance(item, CompactionItem):
+            messages = with_system(messages, f"Summary of the conversation so far:\n{item.text}")
+        elif isinstance(item, ReasoningItem):
             said = _content(item.content or item.summary or "")
             reasoning = {"reasoning_content": text_of(said, "reasoning")}
         elif isinstance(item, FunctionCallOutputItem):
@@ -471,14 +495,18 @@ def _finish(response: ResponseBody, finish_reason: str, usage: GenerationUsage) 
     is_cut = finish_reason == "length"
     response["status"] = "incomplete" if is_cut else "completed"
     response["incomplete_details"] = {"reason": "max_output_tokens"} if is_cut else None
-    response["usage"] = {
+    response["usage"] = usage_body(usage)
+    return response
+
+
+def usage_body(usage: GenerationUsage) -> dict[str, Any]:
+    return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens},
         "output_tokens": usage.completion_tokens,
         "output_tokens_details": {"reasoning_tokens": usage.reasoning_tokens},
         "total_tokens": usage.total_tokens,
     }
-    return response
 
 
 def _item(block: ContentBlock, id: str, *, done: bool = True) -> dict[str, Any]:
