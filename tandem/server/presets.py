@@ -11,6 +11,7 @@ from tandem.engine.load_options import LoadOptions
 from tandem.engine.params import SamplingParams
 from tandem.errors import RequestError
 
+MOST = 1e9  # of seconds and GB: event loops and memory take no 1e308
 # Fields of SamplingParams that a preset may set; a request that sets them itself gets its own.
 SAMPLING = (
     "temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty", "frequency_penalty", "seed",
@@ -61,7 +62,7 @@ class Preset:
             raise RequestError(
                 f"preset {self.name}: sampling has no {min(unknown)}: use some of {', '.join(SAMPLING)}"
             )
-        if not isinstance(self.keep_alive, int | float | None) or (self.keep_alive or 0) < 0:
+        if self.keep_alive is not None and not 0 <= self.keep_alive <= MOST:
             raise RequestError(f"preset {self.name}: keep_alive = {self.keep_alive}: use 0 or more seconds")
         try:
             SamplingParams(**self.sampling)

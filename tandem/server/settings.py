@@ -17,13 +17,12 @@ from tandem.engine.load_options import disk_bytes
 from tandem.errors import RequestError
 from tandem.files import read_regular
 from tandem.model.chat_formats import BY_NAME
-from tandem.server.presets import Preset, read_preset
+from tandem.server.presets import MOST, Preset, read_preset
 
 MiB = 1 << 20
 MAX_SIZE = MiB  # of a file with settings or API keys
 MAX_UNREAD = 4096  # tokens and log-probabilities of a response that its client has not read
 ZERO_ALLOWED = ("port", "keep_alive")
-MOST = 1e9  # of seconds and GB: event loops and memory take no 1e308
 HOST = r"[\w.-]+(:\d{1,5})?|[\da-fA-F:.]+"  # of an image's address; an IPv6 address has no brackets
 ORIGIN = r"\*|null|[a-z][a-z\d+.-]*://[^\s/?#]+"
 
@@ -124,7 +123,7 @@ def read_api_keys(path: Path) -> list[str]:
     """The API keys of a file: one per line; lines that start with # are comments."""
     try:
         lines = read_regular(path, MAX_SIZE).decode().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, ValueError) as error:
         raise RequestError(f"the API key file {path} cannot be read: {error}") from None
     keys = [key for line in lines if (key := line.strip()) and not key.startswith("#")]
     if not keys:
@@ -166,7 +165,7 @@ def _with_paths(path: Path, preset: Preset) -> Preset:
         file = path.parent / Path(preset.chat_template).expanduser()
         try:
             found["chat_template"] = read_regular(file, MAX_SIZE).decode()
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:
             raise RequestError(
                 f"preset {preset.name}: the chat template {file} cannot be read: {error}"
             ) from None

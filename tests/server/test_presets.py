@@ -79,6 +79,8 @@ def test_each_model_is_loaded_as_its_preset_says(tmp_path: Path) -> None:
         ('name = "a"\nfile = "b"\ncontext = "4096"', "context = '4096' has the wrong type: use int"),
         ('name = "a"\nfile = "b"\ncontext = 0', "preset a: context=0: give a whole number"),
         ('name = "a"\nfile = "b"\nkeep_alive = -1', "use 0 or more seconds"),
+        ('name = "a"\nfile = "b"\nkeep_alive = nan', "use 0 or more seconds"),
+        ('name = "a"\nfile = "b"\nchat_template = "\\u0000"', "chat template .* cannot be read"),
         ('name = "a"\nfile = "b"\nsampling = {temp = 1}', "sampling has no temp: use some of temperature"),
         ('name = "a"\nfile = "b"\nsampling = {temperature = -1}', "preset a: .*temperature"),
         ('name = "a"\nfile = "b"\nchat_template = "c"', "chat template .* cannot be read"),

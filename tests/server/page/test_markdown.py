@@ -146,7 +146,8 @@ def test_code_is_highlighted_and_maths_typeset(page: Page) -> None:
         "```csharp\n" + "fn " * 13_300 + "\n```",
         "$$\\def\\a{" + "x" * 1900 + "}" + "\\a " * 60 + "$$",
         "$$" + "x" * 300_000 + "$$",
-        "$$\\begin{matrix}" + "&" * 1900 + "\\end{matrix}$$\n\n" * 100,
+        ("$$\\begin{matrix}" + "&" * 1900 + "\\end{matrix}$$\n\n") * 100,
+        ("$" + r"\sqrt{x^{y_z}}" * 135 + "$\n\n") * 100,
     ):
         took, shown = page.evaluate(timed, text)
         assert took < 10_000 and shown, (took, text[:40])

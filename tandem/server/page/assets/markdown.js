@@ -11,7 +11,7 @@ import "./vendor/markdown-it.js";
 const MAX_PAINTED = 40_000, PAINTED_AT_ONCE = 6_000; // characters of a code block that is highlighted, and of its parts
 const MAX_TEX = 2_000; // characters of a formula
 const DEFINITION = /\\(?:[egx]?def|(?:future)?let|(?:re)?newcommand|providecommand)(?![A-Za-z])/; // macros multiply a text
-const SLOW = 300; // ms
+const SLOW = 300, AT_ONCE = 1_000, SLICE = 50; // ms
 let patience = 2_000; // ms that slow parts may take of this page; then texts stay plain
 
 const parser = globalThis.markdownit({ breaks: true, linkify: true }).disable("entity").use(addMath);
@@ -131,7 +131,7 @@ function codeBlock(text, language) {
     h("pre", { tabIndex: 0 }, code));
   node.write = (content) => {
     code.textContent = content.replace(/\n$/, "");
-    if (language) loadHighlighter((highlighter) => paint(highlighter, code, language.toLowerCase()));
+    if (language) loadHighlighter((highlighter) => drawSoon(() => paint(highlighter, code, language.toLowerCase())));
   };
   node.write(text);
   return node;
@@ -170,6 +170,10 @@ function partsOf(text) {
   return found;
 }
 
+const ENTITIES = { "&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&#x27;": "'" };
+
+// ---- patience
+
 /** What `draw` returns; undefined if slow ones have taken all patience, which a reload brings back. */
 function patiently(draw) {
   if (patience <= 0) return undefined;
@@ -182,7 +186,24 @@ function patiently(draw) {
   }
 }
 
-const ENTITIES = { "&amp;": "&", "&lt;": "<", "&gt;": ">", "&quot;": '"', "&#x27;": "'" };
+const waiting = []; // draws that had to wait: a page with thousands of formulas does not freeze
+let spent = 0; // ms, since the page could last do something else
+
+function drawSoon(draw) {
+  if (waiting.length || spent > AT_ONCE) {
+    if (waiting.push(draw) === 1) setTimeout(drawWaiting);
+    return;
+  }
+  if (!spent) setTimeout(() => { spent = 0; });
+  const begun = performance.now();
+  draw();
+  spent += performance.now() - begun;
+}
+
+function drawWaiting() {
+  for (const begun = performance.now(); waiting.length && performance.now() - begun < SLICE;) waiting.shift()();
+  if (waiting.length) setTimeout(drawWaiting, SLICE);
+}
 
 // ---- LaTeX
 
@@ -199,7 +220,7 @@ function math({ content, markup, block }) {
   const node = h(`${block ? "div" : "span"}.math${markup === "display" ? ".display" : ""}`, null, content);
   const tex = content.replace(/^(\$\$?|\\[([])|(\$\$?|\\[)\]])\s*$/g, "");
   if (tex.length > MAX_TEX || DEFINITION.test(tex)) return node;
-  loadKatex((katex) => {
+  loadKatex((katex) => drawSoon(() => {
     const shown = h("span");
     try {
       patiently(() => katex.render(tex, shown, { displayMode: markup === "display", strict: "ignore", maxSize: 40 }));
@@ -207,7 +228,7 @@ function math({ content, markup, block }) {
     } catch {
       node.replaceChildren(content);
     }
-  });
+  }));
   return node;
 }
 
