@@ -28,8 +28,8 @@ from tandem.server.openai.responses import (
 router = APIRouter(route_class=JSONRoute, tags=["OpenAI"])
 ASK = (
     "Summarise this conversation for an assistant who will continue it and will see nothing of it but your summary. "
-    "Keep names, numbers, facts, decisions, results of tools, what the user wants and what is still to be done. Write only "
-    "the summary."
+    "Keep names, numbers, facts, decisions, results of tools, what the user wants and what is still to be done. "
+    "Write only the summary."
 )
 MAX_SUMMARY = 1024  # tokens, and a quarter of the context at most
 
