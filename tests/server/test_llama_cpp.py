@@ -214,7 +214,7 @@ def test_fill_in_the_middle_in_all_apis(coder: Running) -> None:
         "coder", before, suffix=after, options={"num_predict": 8, "temperature": 0}
     )
     assert found.response == text
-    assert coder.ask("/v1/models")[2]["data"][0]["aliases"] == ["fim", "*"]
+    assert coder.ask("/v1/models")[2]["data"][0]["aliases"] == ["coder", "fim"]
 
 
 def test_fill_in_the_middle_tokens() -> None:

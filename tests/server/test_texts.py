@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import openai
@@ -29,6 +30,11 @@ def vectors() -> np.ndarray:
         return llm.embed(TEXTS)
 
 
+def client_data(body: Any) -> list[Any]:
+    """The vectors of an answer of OpenAI's or llama-server's API."""
+    return [one["embedding"] for one in (body if isinstance(body, list) else body["data"])]
+
+
 def test_vectors_in_every_api(server: Running, vectors: np.ndarray) -> None:
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0)
     found = client.embeddings.create(model="bert", input=TEXTS)
@@ -44,6 +50,13 @@ def test_vectors_in_every_api(server: Running, vectors: np.ndarray) -> None:
     llama_cpp = server.ask("/embedding", {"model": "bert", "content": TEXTS})[2]
     assert np.allclose([one["embedding"][0] for one in llama_cpp], vectors, atol=1e-6)
     assert server.ask("/api/show", {"model": "bert"})[2]["capabilities"] == ["embedding"]
+    for path in (
+        "/embeddings",
+        "/v1/embeddings",
+    ):  # token ids and texts in one prompt, and such prompts in a list
+        [mixed] = client_data(server.ask(path, {"model": "bert", "input": [7, "cat", 9]})[2])
+        both = client_data(server.ask(path, {"model": "bert", "input": ["cat", [7, "cat", 9]]})[2])
+        assert both[1] == mixed != both[0]
 
 
 def server_ids(server: Running) -> list[list[int]]:

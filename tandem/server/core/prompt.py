@@ -19,6 +19,7 @@ from tandem.errors import ContextError, RequestError
 from tandem.model.chat_formats import BY_TOKEN
 from tandem.model.fill_in_middle import prompt_ids
 from tandem.model.harmony import FINAL
+from tandem.model.tokenizer import Tokenizer
 from tandem.server.core import conversation
 from tandem.server.core.images import joined, text_of
 from tandem.server.core.output_parser import HARMONY, OutputParser, ReasoningTags, reasoning_for
@@ -166,13 +167,18 @@ def _text_ids(llm: LLM, request: GenerationRequest, limit: int | None) -> list[i
         if not isinstance(request.prompt, str):
             raise RequestError("suffix needs a prompt that is a text: send no token ids with it")
         return prompt_ids(llm.tokenizer, request.prompt, request.suffix, request.files, limit)
+    return mixed_ids(llm.tokenizer, given, limit)
+
+
+def mixed_ids(tokenizer: Tokenizer, parts: Sequence[int | str], limit: int | None) -> list[int]:
+    """The token ids of a prompt of token ids and texts."""
     ids: list[int] = []
-    for place, part in enumerate(given):
+    for place, part in enumerate(parts):
         if isinstance(part, int):
             ids.append(part)
         else:
             follows: dict[str, Any] = {"bos": False, "continues": True} if place else {}
-            ids += llm.tokenizer.encode(part, special=True, limit=limit, **follows)
+            ids += tokenizer.encode(part, special=True, limit=limit, **follows)
         if limit is not None and len(ids) > limit:
             break
     return ids

@@ -29,7 +29,14 @@ from tandem.errors import (
 from tandem.kernels.kernel import Array
 from tandem.server.core.images import RequestImages
 from tandem.server.core.output_parser import Delta, GenerationResult, GenerationUsage, OutputParser
-from tandem.server.core.prompt import GenerationRequest, Prompt, build_prompt, drop_oldest, with_preset
+from tandem.server.core.prompt import (
+    GenerationRequest,
+    Prompt,
+    build_prompt,
+    drop_oldest,
+    mixed_ids,
+    with_preset,
+)
 from tandem.server.core.response_store import ResponseStore
 from tandem.server.http.background import run_in_thread
 from tandem.server.http.errors import LOG, message_of
@@ -159,7 +166,7 @@ class Server:
     async def embed(
         self,
         model: str,
-        prompts: Sequence[str | list[int]],
+        prompts: Sequence[str | Sequence[int | str]],
         keep_alive: float | None = None,
         dimensions: int | None = None,
         truncate: bool = False,
@@ -279,8 +286,9 @@ def _shortened(model: str, vectors: Array, dimensions: int | None) -> Array:
     return part
 
 
-def _embedding_ids(llm: LLM, prompts: Sequence[str | list[int]], truncate: bool) -> list[list[int]]:
-    return [llm.embedding_ids(prompt, truncate=truncate) for prompt in throttled(prompts)]
+def _embedding_ids(llm: LLM, prompts: Sequence[str | Sequence[int | str]], truncate: bool) -> list[list[int]]:
+    given = (one if isinstance(one, str) else mixed_ids(llm.tokenizer, one, llm.context) for one in prompts)
+    return [llm.embedding_ids(prompt, truncate=truncate) for prompt in throttled(given)]
 
 
 def _pairs(llm: LLM, query: str, documents: Sequence[str], truncate: bool) -> list[TextTokens]:

@@ -48,7 +48,7 @@ MODEL_PATHS = frozenset(
             "/infill",
         ),
         *("/v1/responses", "/responses", "/v1/responses/compact", "/v1/messages", "/v1/embeddings"),
-        *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/embedding"),
+        *("/api/chat", "/api/generate", "/api/embed", "/api/embeddings", "/embedding", "/embeddings"),
         *("/rerank", "/reranking", "/v1/reranking", "/v1/rerank"),
     }
 )

@@ -13,7 +13,7 @@ from tandem.errors import RequestError
 from tandem.server.core.serving import get_server
 from tandem.server.http.bodies import JSONRoute, Positive, StrictModel, cancel_on_disconnect, json_response
 from tandem.server.llama_cpp.error_body import ERRORS
-from tandem.server.openai.completions import Prompts, each_prompt
+from tandem.server.openai.embeddings import EmbeddingPrompts, each_text
 from tandem.server.openai.error_body import ERRORS as OPENAI_ERRORS
 
 router = APIRouter(route_class=JSONRoute, tags=["llama.cpp"])
@@ -24,8 +24,8 @@ Texts = Annotated[list[str], Field(min_length=1, max_length=MAX_DOCUMENTS)]
 class EmbeddingRequest(StrictModel):
     neutral = (("embd_normalize", 2),)  # the Euclidean norm becomes 1
     model: str | None = None
-    content: Prompts | None = None
-    input: Prompts | None = None
+    content: EmbeddingPrompts | None = None
+    input: EmbeddingPrompts | None = None
 
 
 class RerankRequest(StrictModel):
@@ -66,13 +66,14 @@ class Ranking(TypedDict):
     usage: RerankUsage
 
 
+@router.post("/embeddings", include_in_schema=False)
 @router.post("/embedding", response_model=list[TextEmbedding], responses=ERRORS)
 async def embedding(request: Request, body: EmbeddingRequest) -> Response:
     """A normalised vector for each text, pooled as the model's file says."""
     server, prompts = get_server(request), body.input if body.content is None else body.content
     if prompts is None:
         raise RequestError("content is missing: give a text, or a list of them")
-    work = server.embed(server.model_name(body.model), each_prompt(prompts))
+    work = server.embed(server.model_name(body.model), each_text(prompts))
     vectors, _ = await cancel_on_disconnect(request, work)
     return await json_response(
         vectors.size,

@@ -73,7 +73,7 @@ def _is_anthropic(request: Request) -> bool:
 def _card(server: Server, name: str) -> ModelCard:
     card = ModelCard(id=name, object="model", created=0, owned_by="tandem")
     if server.settings.aliases and name == server.models.names()[0]:
-        card["aliases"] = list(server.settings.aliases)
+        card["aliases"] = [name, *(alias for alias in server.settings.aliases if alias != "*")]
     return card
 
 
