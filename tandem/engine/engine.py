@@ -41,7 +41,7 @@ from tandem.model.config import ModelConfig
 from tandem.model.model import Model
 from tandem.model.vision import VisionModel
 from tandem.program.fuse import PASSES, fuse
-from tandem.program.graph import state_bytes
+from tandem.program.graph import layer_states
 from tandem.program.lower import lower
 from tandem.program.lowering_base import KVCacheShape
 from tandem.program.program import Program, Tensor, arena_in
@@ -144,9 +144,9 @@ class Engine:
         layout = StepLayout(limits)
         weights = WeightPlan(model.layouts(device.weight_layout))
         ops = fuse(model.ops(context), weights.layouts, passes)
-        state, free, nbytes = state_bytes(ops), device.free_memory(), model.nbytes(device.weight_layout)
+        sizes, free, nbytes = layer_states(ops), device.free_memory(), model.nbytes(device.weight_layout)
         states = plan_states(
-            limits, state, weights=nbytes, free=free[0], step_slots=device.step_slots, kv_memory=kv_memory
+            limits, sizes, weights=nbytes, free=free[0], step_slots=device.step_slots, kv_memory=kv_memory
         )
         kv_blocks = plan_kv(
             config,
@@ -156,7 +156,7 @@ class Engine:
             free=free,
             step_slots=device.step_slots,
             wanted=kv_memory,
-            states=states * state,
+            states=states * sum(sizes),
         )
         shape = KVCacheShape(kv_blocks, kv, states)
         program = lower(ops, weights, layout, shape, passes)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from tandem.errors import DoesNotFitError
@@ -21,30 +21,31 @@ CHECKPOINTS = 16  # more state slots for checkpoints
 MIN_CHECKPOINTS = 2  # the end of a prompt and that of its answer
 BLOCKS_WITHOUT_KV = 1 << 16  # maximum blocks of several sequences in a model without attention
 HEADROOM = 200e6  # bytes left for Python, tokenizer and activations
-MAX_LAYER_BYTES = (1 << 32) - 1  # maximum bytes of a layer's keys and values: offsets in shaders have 32 bits
+MAX_LAYER_BYTES = (1 << 32) - 1  # maximum bytes of a layer's keys and values, or states: offsets have 32 bits
 
 
 def plan_states(
     limits: StepLimits,
-    state: int,
+    layer_states: Sequence[int],
     *,
     weights: int,
     free: float,
     step_slots: int = 1,
     kv_memory: float | None = None,
 ) -> int:
-    """Returns the number of state slots, each of `state` bytes: those of sequences, draft tokens, an out-of-band
-    forward and checkpoints, within STATE_FRACTION of the `free` bytes of fast memory that the weights leave. If the
-    memory for keys and values is given, checkpoints have STATE_FRACTION of it."""
-    if not state:
+    """Returns the number of state slots: those of sequences, draft tokens, an out-of-band forward and checkpoints,
+    within STATE_FRACTION of the `free` bytes of fast memory that the weights leave. `layer_states`: bytes of a state
+    in each layer. If the memory for keys and values is given, checkpoints have STATE_FRACTION of it."""
+    if not layer_states:
         return 0
+    state = sum(layer_states)
     left = free - weights - HEADROOM - step_bytes(limits, step_slots)
     draft_rows = limits.logits_rows - (limits.sequences - 1)
     checkpoints = (STATES_OF_SEQUENCE - 1) * limits.sequences + CHECKPOINTS
     if kv_memory is not None:
         checkpoints = min(checkpoints, max(MIN_CHECKPOINTS, int(STATE_FRACTION * kv_memory / state)))
     wanted = limits.sequences + draft_rows + checkpoints
-    limit = min(left * STATE_FRACTION, MAX_LAYER_BYTES) / state
+    limit = min(left * STATE_FRACTION / state, MAX_LAYER_BYTES / max(layer_states))
     return max(MIN_STATES, min(wanted, int(limit)))
 
 

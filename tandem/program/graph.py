@@ -141,9 +141,14 @@ class ScanHeads(NamedTuple):
         return self.inner + 2 * self.groups * self.state_rows
 
 
+def layer_states(ops: Iterable[Op]) -> list[int]:
+    """Returns the bytes of each layer's recurrent state for one sequence; none: no layer has one."""
+    return [4 * int(op.attrs["state"]) for op in ops if op.attrs.get("state")]
+
+
 def state_bytes(ops: Iterable[Op]) -> int:
     """Returns the bytes of a state slot: the recurrent state of all layers for one sequence. 0: they have none."""
-    return 4 * sum(int(op.attrs.get("state", 0)) for op in ops)
+    return sum(layer_states(ops))
 
 
 def _same(op: Op) -> list[int]:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tandem.engine.kv_cache import NO_BLOCK, PROMPT_END, BlockPool, BlockTable, KVCache, StatePool
-from tandem.engine.kv_size import HEADROOM, plan_kv, step_bytes
+from tandem.engine.kv_size import HEADROOM, MAX_LAYER_BYTES, plan_kv, plan_states, step_bytes
 from tandem.errors import DoesNotFitError
 from tandem.gguf.file import GGUF, TensorInfo
 from tandem.gguf.formats import by_name
@@ -228,3 +228,12 @@ def test_a_short_request_does_not_evict_a_long_conversation() -> None:
         keep("c", 20, PROMPT_END)
         keep("d", 20, PROMPT_END)
     assert texts["a"][89] not in pool.cached
+
+
+def test_state_slots_are_limited_by_the_largest_layer() -> None:
+    """Qwen 3.6 27B on a large GPU: 48 layers of 3.3 MB."""
+    limits, layer = StepLimits(512, 64, 65, 32, 1), 3_300_000
+    assert plan_states(limits, [layer] * 48, weights=0, free=1e12) == 2 * 65 + 16
+    assert plan_states(limits, [layer] * 48, weights=0, free=130e9) == 81
+    assert plan_states(limits, [MAX_LAYER_BYTES // 20, 1], weights=0, free=1e12) == 20
+    assert plan_states(limits, [layer] * 48, weights=0, free=1e12, kv_memory=16e9) == 65 + 10
