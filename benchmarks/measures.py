@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -90,10 +90,14 @@ class Comparison:
         self.flash: dict[str, bool] = {}  # measure: whether llama.cpp was faster with flash attention
 
     def rows(self) -> Iterator[Row]:
-        with self.opened():
-            for sequences, target in zip((0, *STEPS), TARGETS[self.name], strict=True):
-                yield from self._speed(sequences, target)
+        yield from self.speeds(TARGETS[self.name])
         yield from self.first_tokens()
+
+    def speeds(self, targets: Sequence[float]) -> Iterator[Row]:
+        """Prefill and decoding, as far as there are targets."""
+        with self.opened():
+            for sequences, target in zip((0, *STEPS), targets, strict=False):
+                yield from self._speed(sequences, target)
 
     @contextmanager
     def opened(self) -> Iterator[None]:

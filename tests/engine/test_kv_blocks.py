@@ -145,6 +145,11 @@ Blocks.TestCase.settings = settings(
 test_blocks = Blocks.TestCase
 
 
+@pytest.mark.soak
+class TestManyBlocks(Blocks.TestCase):  # type: ignore[name-defined, misc]
+    settings = settings(Blocks.TestCase.settings, max_examples=4000)
+
+
 def block_hashes(tokens: list[int]) -> list[bytes]:
     hashes: list[bytes] = []
     extend_block_hashes(hashes, tokens)
