@@ -9,8 +9,11 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from tandem.convert.hf_config import HFConfig
 from tandem.gguf.write import Value
+from tandem.kernels.kernel import Array
 
 Keys = dict[str, Value]
 MEAN, CLS, LAST, RANK = range(1, 5)  # `pooling_type`
@@ -38,7 +41,21 @@ class Latent(NamedTuple):
     values: str
 
 
-Names = dict[str, str | Experts | Stacked | Latent]
+# (config, rows or columns that a tensor has) -> those of it that a file has, in this order
+Order = Callable[[HFConfig, int], Array]
+
+
+class Part(NamedTuple):
+    """Some rows of a tensor, or its columns in another order, or values that a function changes. All its dimensions but
+    the last are one. `name`: with its ending."""
+
+    name: str
+    rows: Order | None = None  # of a vector: its values
+    columns: Order | None = None
+    change: Callable[[Array], Array] | None = None
+
+
+Names = dict[str, str | Experts | Stacked | Latent | list[Part]]
 
 
 # Names in a layer, after "model.layers.N." and before ".weight" or ".bias". A star is the number of an expert.
@@ -105,6 +122,116 @@ LATENT_NAMES: Names = {
 }
 GLM4_NORMS: Names = {"post_self_attn_layernorm": "post_attention_norm", "post_mlp_layernorm": "post_ffw_norm"}
 
+
+# ---- Gated DeltaNet
+
+
+class _DeltaHeads(NamedTuple):
+    """How many heads of keys and of values there are, and their sizes."""
+
+    keys: int
+    values: int
+    key_dim: int
+    value_dim: int
+
+    @classmethod
+    def of(cls, c: HFConfig) -> _DeltaHeads:
+        keys, values = (c.count(f"linear_num_{part}_heads", least=1, most=4096) for part in ("key", "value"))
+        if values % keys:
+            c.fail("linear_num_value_heads", f"{values} is not a multiple of {keys} heads of keys")
+        dims = (c.count(f"linear_{part}_head_dim", least=1, most=4096) for part in ("key", "value"))
+        return cls(keys, values, *dims)
+
+    def check(self, c: HFConfig, count: int, expected: int) -> None:
+        if count != expected:
+            c.fail("linear_num_value_heads", f"a tensor has {count} rows or columns, not {expected}")
+
+
+def _tiled(size: str) -> Order:
+    """Heads of values that share a head of keys lie apart from each other in files, and beside each other in folders.
+    `size`: "head", or "one" value for each."""
+
+    def order(c: HFConfig, count: int) -> Array:
+        heads = _DeltaHeads.of(c)
+        heads.check(c, count, heads.values * (heads.value_dim if size == "head" else 1))
+        rows = np.arange(count).reshape(heads.keys, heads.values // heads.keys, -1)
+        return rows.swapaxes(0, 1).ravel()
+
+    return order
+
+
+def _tiled_values(c: HFConfig, count: int) -> Array:
+    """Queries and keys as they are, then values."""
+    heads = _DeltaHeads.of(c)
+    first = 2 * heads.keys * heads.key_dim
+    return np.concatenate([np.arange(first), first + _tiled("head")(c, count - first)])
+
+
+def _of_each_key_head(*which: int) -> Order:
+    """Qwen 3 Next: each head of keys has its query, its key, the values and the gates that share it."""
+
+    def order(c: HFConfig, count: int) -> Array:
+        heads = _DeltaHeads.of(c)
+        shared = heads.values // heads.keys * heads.value_dim
+        heads.check(c, count, heads.keys * 2 * (heads.key_dim + shared))
+        rows = np.arange(count).reshape(heads.keys, -1)
+        parts = np.split(rows, np.cumsum([heads.key_dim, heads.key_dim, shared]), axis=1)
+        return np.concatenate([parts[i].ravel() for i in which])
+
+    return order
+
+
+def _decay(values: Array) -> Array:
+    return -np.exp(values)
+
+
+QWEN_NAMES: Names = {
+    "post_attention_layernorm": "post_attention_norm",
+    "mlp.experts.gate_up_proj": Stacked(("ffn_gate_exps", "ffn_up_exps")),
+    "mlp.experts.down_proj": Stacked(("ffn_down_exps",)),
+    "linear_attn.norm": [Part("ssm_norm.weight")],
+}
+QWEN35_NAMES: Names = QWEN_NAMES | {
+    "linear_attn.in_proj_qkv": [Part("attn_qkv.weight", _tiled_values)],
+    "linear_attn.in_proj_z": [Part("attn_gate.weight", _tiled("head"))],
+    "linear_attn.in_proj_b": [Part("ssm_beta.weight", _tiled("one"))],
+    "linear_attn.in_proj_a": [Part("ssm_alpha.weight", _tiled("one"))],
+    "linear_attn.conv1d": [Part("ssm_conv1d.weight", _tiled_values)],
+    "linear_attn.A_log": [Part("ssm_a", _tiled("one"), change=_decay)],
+    "linear_attn.dt_bias": [Part("ssm_dt.bias", _tiled("one"))],
+    "linear_attn.out_proj": [Part("ssm_out.weight", columns=_tiled("head"))],
+}
+QWEN3NEXT_NAMES: Names = QWEN_NAMES | {
+    "linear_attn.in_proj_qkvz": [
+        Part("attn_qkv.weight", _of_each_key_head(0, 1, 2)),
+        Part("attn_gate.weight", _of_each_key_head(3)),
+    ],
+    "linear_attn.in_proj_ba": "ssm_ba",
+    "linear_attn.conv1d": [Part("ssm_conv1d.weight")],
+    "linear_attn.A_log": [Part("ssm_a", change=_decay)],
+    "linear_attn.dt_bias": [Part("ssm_dt.bias")],
+    "linear_attn.out_proj": "ssm_out",
+}
+LFM2_NAMES: Names = {
+    "operator_norm": "attn_norm",
+    "ffn_norm": "ffn_norm",
+    "self_attn.out_proj": "attn_output",
+    "self_attn.q_layernorm": "attn_q_norm",
+    "self_attn.k_layernorm": "attn_k_norm",
+    "conv.in_proj": "shortconv.in_proj",
+    "conv.conv": [Part("shortconv.conv.weight")],
+    "conv.out_proj": "shortconv.out_proj",
+    "feed_forward.w1": "ffn_gate",
+    "feed_forward.w3": "ffn_up",
+    "feed_forward.w2": "ffn_down",
+    "feed_forward.gate": "ffn_gate_inp",
+    "feed_forward.expert_bias": [Part("exp_probs_b.bias")],
+    "feed_forward.experts.*.w1": Experts("ffn_gate_exps"),
+    "feed_forward.experts.*.w3": Experts("ffn_up_exps"),
+    "feed_forward.experts.*.w2": Experts("ffn_down_exps"),
+    "feed_forward.experts.gate_up_proj": Stacked(("ffn_gate_exps", "ffn_up_exps")),
+    "feed_forward.experts.down_proj": Stacked(("ffn_down_exps",)),
+}
 
 # BERT, after the names of its layers and of what is around them have become those of other models (tensors.py).
 BERT_NAMES: Names = {
@@ -305,7 +432,60 @@ def nomic_bert(c: HFConfig) -> Keys:
     return bert(c) | {"rope.freq_base": c.numbers("rope_theta", [c.rope()["rope_theta"]])[0]}
 
 
+def qwen3next(c: HFConfig) -> Keys:
+    heads, kinds = _DeltaHeads.of(c), c.get("layer_types")
+    attention = [kind == "full_attention" for kind in kinds] if isinstance(kinds, list) else []
+    interval = attention.index(True) + 1 if True in attention else 4
+    interval = c.count("full_attention_interval", default=interval, least=2)
+    if attention and attention != [(i + 1) % interval == 0 for i in range(c.layers)]:
+        c.fail("layer_types", "files of this architecture have attention in layers at equal distances")
+    keys: Keys = {
+        "ssm.conv_kernel": c.count("linear_conv_kernel_dim"),
+        "ssm.state_size": heads.key_dim,
+        "ssm.group_count": heads.keys,
+        "ssm.time_step_rank": heads.values,
+        "ssm.inner_size": heads.values * heads.value_dim,
+        "full_attention_interval": interval,
+    }
+    if c.get("num_experts"):
+        keys["expert_shared_feed_forward_length"] = c.count("shared_expert_intermediate_size")
+    return keys
+
+
+def qwen35(c: HFConfig) -> Keys:
+    return qwen3next(c) | sections(c)
+
+
+def lfm2(c: HFConfig) -> Keys:
+    kinds, width = c.get("layer_types"), c.count("intermediate_size", "block_ff_dim")
+    if not isinstance(kinds, list) or len(kinds) != c.layers:
+        c.fail("layer_types", "this is no list of a kind for each layer")
+    if c.get("block_auto_adjust_ff_dim", default=True):
+        unit = c.count("block_multiple_of", default=256, least=1)
+        width = int(c.number("block_ffn_dim_multiplier", default=1.0) * int(2 * width / 3))
+        width = -(-width // unit) * unit
+    keys: Keys = {
+        "attention.head_count_kv": [c.kv_heads if kind == "full_attention" else 0 for kind in kinds],
+        "feed_forward_length": width,
+        "shortconv.l_cache": c.count("conv_L_cache", least=2),
+        "vocab_size": c.count("vocab_size"),
+    }
+    if c.get("num_experts"):
+        keys |= {"leading_dense_block_count": c.count("num_dense_layers"), "expert_gating_func": 2}
+    return keys
+
+
 LLAMA = Family("llama", window, reordered=True)
+QWEN35 = Family("qwen35", qwen35, QWEN35_NAMES, norm_offset=1.0)
+QWEN35MOE = replace(QWEN35, architecture="qwen35moe", defaults={"intermediate_size": 0})
+LFM2 = Family(
+    "lfm2",
+    lfm2,
+    LFM2_NAMES,
+    defaults={"tie_word_embeddings": True},
+    required={"conv_bias": False},
+    model=MODEL | {"model.embedding_norm": "token_embd_norm"},
+)
 BERT_IMPLIES = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
 BERT = Family(
     "bert", bert, BERT_NAMES, layer_norm=True, required=BERT_IMPLIES, model=BERT_MODEL, pooling=MEAN
@@ -364,6 +544,10 @@ FAMILIES: dict[str, Family] = {
     "HunYuanDenseV1ForCausalLM": Family("hunyuan-dense"),
     "HunYuanMoEV1ForCausalLM": Family("hunyuan-moe", hunyuan_moe),
     "Idefics3ForConditionalGeneration": LLAMA,
+    "Lfm2ForCausalLM": LFM2,
+    "Lfm2MoeForCausalLM": replace(
+        LFM2, architecture="lfm2moe", required={"conv_bias": False, "norm_topk_prob": True}
+    ),
     "LlamaForCausalLM": LLAMA,
     "Ministral3ForCausalLM": MISTRAL3,
     "Mistral3ForConditionalGeneration": MISTRAL3,
@@ -391,6 +575,17 @@ FAMILIES: dict[str, Family] = {
     "Qwen3MoeForCausalLM": Family(
         "qwen3moe", required={"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []}
     ),
+    "Qwen3NextForCausalLM": Family(
+        "qwen3next",
+        qwen3next,
+        QWEN3NEXT_NAMES,
+        norm_offset=1.0,
+        required={"norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []},
+    ),
+    "Qwen3_5ForCausalLM": QWEN35,
+    "Qwen3_5ForConditionalGeneration": QWEN35,
+    "Qwen3_5MoeForCausalLM": QWEN35MOE,
+    "Qwen3_5MoeForConditionalGeneration": QWEN35MOE,
     "Qwen3VLForConditionalGeneration": Family("qwen3vl", qwen3vl),
     "SeedOssForCausalLM": Family("seed_oss", names={"post_attention_layernorm": "post_attention_norm"}),
     "SmolLM3ForCausalLM": Family("smollm3", smollm3, reordered=True, defaults={"tie_word_embeddings": True}),

@@ -27,10 +27,10 @@ def model_keys(c: HFConfig, family: Family) -> Keys:
         "context_length": c.count("max_position_embeddings"),
         "embedding_length": c.count("hidden_size"),
         "block_count": c.layers,
-        "feed_forward_length": c.count("intermediate_size"),
+        "feed_forward_length": c.count("intermediate_size", "block_ff_dim"),
         "attention.head_count": c.heads,
         "attention.head_count_kv": c.kv_heads,
-        f"attention.{kind}_epsilon": c.number("rms_norm_eps", "layer_norm_eps", "norm_epsilon"),
+        f"attention.{kind}_epsilon": c.number("rms_norm_eps", "layer_norm_eps", "norm_epsilon", "norm_eps"),
     }
     if c.get("head_dim"):
         keys |= {"attention.key_length": c.head_dim, "attention.value_length": c.head_dim}

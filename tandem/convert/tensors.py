@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from tandem.convert.families import LAYER, Experts, Family, Latent, Stacked
+from tandem.convert.families import LAYER, Experts, Family, Latent, Part, Stacked
 from tandem.convert.hf_config import HFConfig
 from tandem.convert.safetensors import Safetensors
 from tandem.errors import ConversionError
@@ -24,11 +24,17 @@ CHUNK_BYTES = 32 << 20  # of float32 values that are converted at once; never le
 Values = Callable[[], Iterator[Array]]  # float32 [rows, columns], in order
 LAYER_NAME = re.compile(r"model\.layers\.(\d{1,4})\.(.+)")
 EXPERT = re.compile(r"\.experts\.(\d{1,5})\.")
-# Other models in the folder, and buffers that are computed.
+# Other models in the folder, draft heads, and buffers that are computed.
 IGNORED = re.compile(
-    r"(model\.)?(vision_tower|multi_modal_projector|visual|vision_model|connector)\.|.*rotary_emb\.inv_freq$"
+    r"(model\.)?(vision_tower|multi_modal_projector|visual|vision_model|connector)\.|mtp\.|.*rotary_emb\.inv_freq$"
 )
-IN_FLOAT32 = ("ffn_gate_inp.weight", "position_embd.weight", "token_types.weight")
+IN_FLOAT32 = (
+    "ffn_gate_inp.weight",
+    "position_embd.weight",
+    "token_types.weight",
+    "conv1d.weight",
+    "conv.weight",
+)
 ORDER = ("token_embd", "output", "output_norm", "rope")  # before the layers
 
 
@@ -45,7 +51,8 @@ class Output:
         return NewTensor(self.name, self._format(type, head), self.shape)
 
     def _format(self, type: Format, head: str) -> Format:
-        """Returns the format: vectors, biases, routers and BERT's positions have few values, and keep their precision.
+        """Returns the format: vectors, biases, routers, short convolutions and BERT's positions have few values, and
+        keep their precision.
 
         `head`: the tensor of the LM head. As in llama.cpp's Q4_0 files, it has 6 bits.
         """
@@ -122,6 +129,9 @@ class _Plan:
         if isinstance(target, Experts):
             assert expert
             self._experts[f"{layer}{target.name}.{kind}"][int(expert[1])] = stored
+        elif isinstance(target, list):
+            for part in target:
+                self._add_part(f"{layer}{part.name}", part, stored)
         elif isinstance(target, Stacked) and target.interleaved:
             self._add_interleaved(layer, target.names, kind, packed, stored)
         elif isinstance(target, Stacked):
@@ -176,6 +186,25 @@ class _Plan:
                 yield halves.swapaxes(0, 1).reshape(size, -1)
 
         self._set(Output(name, tensor.shape, of_heads))
+
+    def _add_part(self, name: str, part: Part, stored: str) -> None:
+        tensor, is_vector = self.weights.tensors[stored], len(self.weights.tensors[stored].shape) == 1
+        count = tensor.columns if is_vector else tensor.rows
+        rows = part.rows(self.c, count) if part.rows else np.arange(count)
+        columns = part.columns(self.c, tensor.columns) if part.columns else None
+
+        def values() -> Iterator[Array]:
+            vector = [self.weights.rows(stored, 0, 1)[:, rows]] if is_vector else []
+            for chunk in vector or self._runs(stored, rows):
+                chunk = chunk if columns is None else chunk[:, columns]
+                yield part.change(chunk) if part.change else chunk
+
+        self._set(Output(name, (len(rows),) if is_vector else (len(rows), tensor.columns), values))
+
+    def _runs(self, stored: str, rows: Array) -> Iterator[Array]:
+        """Rows in any order; neighbours are read together."""
+        for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
+            yield from self._chunks(stored, int(run[0]), len(run))
 
     def _add_stacked(self, layer: str, target: Stacked, kind: str, stored: str) -> None:
         """[experts, rows of gate and of up, columns]."""

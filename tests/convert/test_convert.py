@@ -26,6 +26,7 @@ from tests.convert.folders import (
     LLAMA,
     MIXTRAL,
     Tensors,
+    hybrid,
     llama_tensors,
     safetensors,
     stored,
@@ -61,14 +62,9 @@ NOT_CONVERTED = {
     "falcon-h1",
     "gemma4",
     "granitehybrid",
-    "lfm2",
-    "lfm2moe",
     "mamba2",
     "nemotron_h",
     "nemotron_h_moe",
-    "qwen35",
-    "qwen35moe",
-    "qwen3next",
     "qwen3vlmoe",
 }
 
@@ -93,6 +89,35 @@ def test_experts_are_stacked(tmp_path: Path) -> None:
     folder = write_folder(tmp_path / "model", MIXTRAL, llama_tensors("mixtral", 4, 2), shards=2)
     convert(folder, tmp_path / "out.gguf", "f32")
     same(values(tmp_path / "out.gguf"), stored("mixtral"))
+
+
+@pytest.mark.parametrize("name", ["qwen35", "qwen35moe", "qwen3next", "lfm2", "lfm2moe"])
+def test_hybrids_become_the_golden(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Heads of values in another order, decays as logarithms, norms around 0; and the keys that say so."""
+    monkeypatch.setattr(tensors_module, "CHUNK_BYTES", 300)
+    config, tensors = hybrid(name)
+    folder, out = write_folder(tmp_path / "model", config, tensors, shards=2), tmp_path / "out.gguf"
+    convert(folder, out, "f32")
+    wanted, found = stored(name), values(out)
+    assert found.keys() == wanted.keys()
+    for tensor, expected in wanted.items():
+        assert np.allclose(found[tensor], expected, rtol=1e-6, atol=1e-6), tensor
+    logits = np.load(GOLDENS / f"{name}.npz")
+    with LLM(out, device="cpu", context=128, kv="f32") as llm:
+        computed = llm.logits(logits["ids_17"].tolist())
+    assert np.abs(computed - logits["logits_17"]).max() < 1e-4
+
+
+def test_a_hybrid_with_other_heads_than_its_tensors(tmp_path: Path) -> None:
+    config, tensors = hybrid("qwen35")
+    for change in (
+        {"linear_num_value_heads": 3}, {"linear_num_value_heads": 8}, {"linear_num_key_heads": 0},
+        {"linear_value_head_dim": 10**6}, {"layer_types": ["linear_attention"] * 3 + ["full_attention"]},
+        {"layer_types": ["full_attention", "linear_attention"] * 2},
+    ):  # fmt: skip
+        folder = write_folder(tmp_path / "model", config | change, tensors)
+        with pytest.raises(ConversionError, match=r"linear_|layer_types|full_attention|blk\.[01]\."):
+            convert(folder, tmp_path / "out.gguf", "f32")
 
 
 def test_mxfp4_experts_stay_as_they_are(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Writes the goldens of hybrid models, which `tandem convert` does not convert yet; see make_goldens.py.
+"""Writes the goldens of hybrid models, not with `tandem convert`, which is tested with them; see make_goldens.py.
 
     python -m tests.models.make_hybrid_goldens [NAME ...]
 
