@@ -79,13 +79,16 @@ def measure_name(sequences: int) -> str:
 class Comparison:
     """One model on both sides."""
 
-    def __init__(self, name: str, path: Path, peer_python: str, threads: int, rounds: int) -> None:
-        self.name, self.path, self.peer_python, self.threads, self.rounds = (
+    def __init__(
+        self, name: str, path: Path, peer_python: str, threads: int, rounds: int, *, cpu_time: bool = False
+    ) -> None:
+        self.name, self.path, self.peer_python, self.threads, self.rounds, self.cpu_time = (
             name,
             path,
             peer_python,
             threads,
             rounds,
+            cpu_time,
         )
         self.flash: dict[str, bool] = {}  # measure: whether llama.cpp was faster with flash attention
 
@@ -106,8 +109,17 @@ class Comparison:
         # Tokens per sequence.
         room = -(-(OPENING + STEPS[1] * (MAX_TRIES * self.rounds + 1) + PREFILL) // 256) * 256
         with (
-            Worker(sys.executable, HERE / "tandem_worker.py", self.path, self.threads, room) as self.ours,
-            Worker(self.peer_python, SCRIPT, self.path, self.threads, room) as self.peer,
+            Worker(
+                sys.executable,
+                HERE / "tandem_worker.py",
+                self.path,
+                self.threads,
+                room,
+                cpu_time=self.cpu_time,
+            ) as self.ours,
+            Worker(
+                self.peer_python, SCRIPT, self.path, self.threads, room, cpu_time=self.cpu_time
+            ) as self.peer,
         ):
             self.limits = HostLimits(self.threads, self.ours.info["bytes"])
             self.int8_gop_per_s = self.limits.int8_gop_per_s()

@@ -36,7 +36,9 @@ class WorkerTiming:
 
 
 class Worker:
-    def __init__(self, python: str, script: Path, *arguments: object) -> None:
+    def __init__(self, python: str, script: Path, *arguments: object, cpu_time: bool = False) -> None:
+        """`cpu_time`: seconds are those that the worker computed, for one thread where others use the machine."""
+        self._cpu_time = cpu_time
         command = [python, str(script), *map(str, arguments)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self.info = self._answer()
@@ -51,6 +53,8 @@ class Worker:
         time.sleep(SETTLE)
         busy, started = busy_seconds(), time.perf_counter()
         answer = self.ask(do, **request)
+        if self._cpu_time:
+            return WorkerTiming(answer["cpu"], 0.0, answer.get("inside", 0.0))
         capacity = (time.perf_counter() - started) * (os.cpu_count() or 1)
         others = max(0.0, busy_seconds() - busy - answer["cpu"]) / capacity
         return WorkerTiming(answer["seconds"], others, answer.get("inside", 0.0))
