@@ -45,7 +45,7 @@ class Latent(NamedTuple):
 Order = Callable[[HFConfig, int], Array]
 
 
-class Part(NamedTuple):
+class Rearranged(NamedTuple):
     """Some rows of a tensor, or its columns in another order, or values that a function changes. All its dimensions but
     the last are one. `name`: with its ending."""
 
@@ -55,7 +55,7 @@ class Part(NamedTuple):
     change: Callable[[Array], Array] | None = None
 
 
-Names = dict[str, str | Experts | Stacked | Latent | list[Part]]
+Names = dict[str, str | Experts | Stacked | Latent | list[Rearranged]]
 
 
 # Names in a layer, after "model.layers.N." and before ".weight" or ".bias". A star is the number of an expert.
@@ -189,27 +189,27 @@ QWEN_NAMES: Names = {
     "post_attention_layernorm": "post_attention_norm",
     "mlp.experts.gate_up_proj": Stacked(("ffn_gate_exps", "ffn_up_exps")),
     "mlp.experts.down_proj": Stacked(("ffn_down_exps",)),
-    "linear_attn.norm": [Part("ssm_norm.weight")],
+    "linear_attn.norm": [Rearranged("ssm_norm.weight")],
 }
 QWEN35_NAMES: Names = QWEN_NAMES | {
-    "linear_attn.in_proj_qkv": [Part("attn_qkv.weight", _tiled_values)],
-    "linear_attn.in_proj_z": [Part("attn_gate.weight", _tiled("head"))],
-    "linear_attn.in_proj_b": [Part("ssm_beta.weight", _tiled("one"))],
-    "linear_attn.in_proj_a": [Part("ssm_alpha.weight", _tiled("one"))],
-    "linear_attn.conv1d": [Part("ssm_conv1d.weight", _tiled_values)],
-    "linear_attn.A_log": [Part("ssm_a", _tiled("one"), change=_decay)],
-    "linear_attn.dt_bias": [Part("ssm_dt.bias", _tiled("one"))],
-    "linear_attn.out_proj": [Part("ssm_out.weight", columns=_tiled("head"))],
+    "linear_attn.in_proj_qkv": [Rearranged("attn_qkv.weight", _tiled_values)],
+    "linear_attn.in_proj_z": [Rearranged("attn_gate.weight", _tiled("head"))],
+    "linear_attn.in_proj_b": [Rearranged("ssm_beta.weight", _tiled("one"))],
+    "linear_attn.in_proj_a": [Rearranged("ssm_alpha.weight", _tiled("one"))],
+    "linear_attn.conv1d": [Rearranged("ssm_conv1d.weight", _tiled_values)],
+    "linear_attn.A_log": [Rearranged("ssm_a", _tiled("one"), change=_decay)],
+    "linear_attn.dt_bias": [Rearranged("ssm_dt.bias", _tiled("one"))],
+    "linear_attn.out_proj": [Rearranged("ssm_out.weight", columns=_tiled("head"))],
 }
 QWEN3NEXT_NAMES: Names = QWEN_NAMES | {
     "linear_attn.in_proj_qkvz": [
-        Part("attn_qkv.weight", _of_each_key_head(0, 1, 2)),
-        Part("attn_gate.weight", _of_each_key_head(3)),
+        Rearranged("attn_qkv.weight", _of_each_key_head(0, 1, 2)),
+        Rearranged("attn_gate.weight", _of_each_key_head(3)),
     ],
     "linear_attn.in_proj_ba": "ssm_ba",
-    "linear_attn.conv1d": [Part("ssm_conv1d.weight")],
-    "linear_attn.A_log": [Part("ssm_a", change=_decay)],
-    "linear_attn.dt_bias": [Part("ssm_dt.bias")],
+    "linear_attn.conv1d": [Rearranged("ssm_conv1d.weight")],
+    "linear_attn.A_log": [Rearranged("ssm_a", change=_decay)],
+    "linear_attn.dt_bias": [Rearranged("ssm_dt.bias")],
     "linear_attn.out_proj": "ssm_out",
 }
 LFM2_NAMES: Names = {
@@ -219,13 +219,13 @@ LFM2_NAMES: Names = {
     "self_attn.q_layernorm": "attn_q_norm",
     "self_attn.k_layernorm": "attn_k_norm",
     "conv.in_proj": "shortconv.in_proj",
-    "conv.conv": [Part("shortconv.conv.weight")],
+    "conv.conv": [Rearranged("shortconv.conv.weight")],
     "conv.out_proj": "shortconv.out_proj",
     "feed_forward.w1": "ffn_gate",
     "feed_forward.w3": "ffn_up",
     "feed_forward.w2": "ffn_down",
     "feed_forward.gate": "ffn_gate_inp",
-    "feed_forward.expert_bias": [Part("exp_probs_b.bias")],
+    "feed_forward.expert_bias": [Rearranged("exp_probs_b.bias")],
     "feed_forward.experts.*.w1": Experts("ffn_gate_exps"),
     "feed_forward.experts.*.w3": Experts("ffn_up_exps"),
     "feed_forward.experts.*.w2": Experts("ffn_down_exps"),

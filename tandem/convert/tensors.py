@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from tandem.convert.families import LAYER, Experts, Family, Latent, Part, Stacked
+from tandem.convert.families import LAYER, Experts, Family, Latent, Rearranged, Stacked
 from tandem.convert.hf_config import HFConfig
 from tandem.convert.safetensors import Safetensors
 from tandem.errors import ConversionError
@@ -131,7 +131,7 @@ class _Plan:
             self._experts[f"{layer}{target.name}.{kind}"][int(expert[1])] = stored
         elif isinstance(target, list):
             for part in target:
-                self._add_part(f"{layer}{part.name}", part, stored)
+                self._add_rearranged(f"{layer}{part.name}", part, stored)
         elif isinstance(target, Stacked) and target.interleaved:
             self._add_interleaved(layer, target.names, kind, packed, stored)
         elif isinstance(target, Stacked):
@@ -187,7 +187,7 @@ class _Plan:
 
         self._set(Output(name, tensor.shape, of_heads))
 
-    def _add_part(self, name: str, part: Part, stored: str) -> None:
+    def _add_rearranged(self, name: str, part: Rearranged, stored: str) -> None:
         tensor, is_vector = self.weights.tensors[stored], len(self.weights.tensors[stored].shape) == 1
         count = tensor.columns if is_vector else tensor.rows
         rows = part.rows(self.c, count) if part.rows else np.arange(count)
