@@ -24,7 +24,7 @@ def time_images(
     model: Model, device: Device, vision: VisionModel, sides: Sequence[int], rounds: int, kv: str = "f16"
 ) -> list[ImageRow]:
     """Squares of noise, `sides` pixels long and high, one at a time; each is new, so it is encoded and computed."""
-    prompts = [_prompt(vision, side, 0) for side in sides]
+    prompts = [_prompt(model, vision, side, 0) for side in sides]
     context = max(map(len, prompts)) + 1
     if context > model.config.trained_context:
         raise RequestError(
@@ -33,7 +33,7 @@ def time_images(
     engine = Engine.load(model, device, context=context, batch=1, kv=kv, vision=vision)
     rows: list[ImageRow] = []
     for side, prompt in zip(sides, prompts, strict=True):
-        times = [_time(engine, _prompt(vision, side, seed)) for seed in range(rounds + 1)][
+        times = [_time(engine, _prompt(model, vision, side, seed)) for seed in range(rounds + 1)][
             1:
         ]  # the first warms up
         encoding, first = (np.median(each) for each in zip(*times, strict=True))
@@ -44,7 +44,7 @@ def time_images(
     return rows
 
 
-def _prompt(vision: VisionModel, side: int, seed: int) -> PromptIds:
+def _prompt(model: Model, vision: VisionModel, side: int, seed: int) -> PromptIds:
     from PIL import Image as pillow
 
     noise = np.random.default_rng((side, seed)).integers(0, 256, (side, side, 3), np.uint8)
@@ -54,7 +54,7 @@ def _prompt(vision: VisionModel, side: int, seed: int) -> PromptIds:
             ids += [WORD] * TEXT
             continue
         c = vision.config
-        image = Image(part, c.tokens(part), is_whole=vision.encoder.WHOLE, grid=c.grid(part))
+        image = Image(part, c.tokens(part), is_whole=model.config.whole_images, grid=c.grid(part))
         spans.append(ImageSpan(len(ids), image))
         ids += [PLACEHOLDER] * image.tokens
     ids += [WORD] * TEXT

@@ -32,6 +32,7 @@ from tandem.kernels.abi import (
     TOKEN_SLOT,
     TOKEN_SOURCE,
     WORK_INTS,
+    WORK_LAST,
     column,
 )
 from tandem.kernels.states import NO_STATE
@@ -140,6 +141,9 @@ class Batch:
         self._header[HEADER_TOKENS], self._header[HEADER_ROWS], self._header[HEADER_WORK] = tokens, rows, work
         self._header[HEADER_ADJUSTMENTS], self._header[HEADER_MASKS] = adjustments, masks
         self._header[HEADER_INPUTS] = self._images
+        if self.inputs.causal_work is not None:
+            self.inputs.causal_work[:work] = self.inputs.work[:work]
+            self.inputs.causal_work[:work, WORK_LAST] = 0
 
     def read(self, row: int, sequence: Sequence) -> Sampled:
         """Returns the token sampled in a row."""

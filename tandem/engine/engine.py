@@ -140,7 +140,12 @@ class Engine:
             # First: the KV cache gets a share of what is free then.
             encoder = ImageEncoder(vision, device, kv)
             angles = config.ropes[0].rot_dim if config.rope_axes else 0
-            limits = replace(limits, input_width=vision.config.out_dim, angles=angles)
+            limits = replace(
+                limits,
+                input_width=vision.config.out_dim,
+                angles=angles,
+                causal_images=any(map(config.causal_images, range(config.layers))),
+            )
         layout = StepLayout(limits)
         weights = WeightPlan(model.layouts(device.weight_layout))
         ops = fuse(model.ops(context), weights.layouts, passes)

@@ -38,7 +38,6 @@ from tandem.program.step_inputs import StepInputs, StepLayout, StepLimits
 from tandem.program.weight_plan import WeightPlan
 
 ROWS_PER_ITEM = 16  # patches of an attention item
-THETA = 10000.0  # base of the frequencies of an encoder that rotates
 PART_SECONDS = 0.02  # other requests wait for so long, or for one launch
 
 
@@ -109,7 +108,7 @@ class ImageEncoder:
             learned = self.model.encoder.positions(c, self._positions, rows_of, columns_of)
             inputs.inputs[:count, c.patch_dim : c.patch_dim + c.dim] = learned[places]
         if c.rotates:
-            table = Rope(THETA, c.head_dim // 2).table(max(rows_of, columns_of))
+            table = Rope(c.rope_base, c.head_dim // 2).table(max(rows_of, columns_of))
             axes = np.repeat([0, 1], c.head_dim // 4)
             angles = SectionedAngles(np.concatenate([table, table], axis=1), axes.tolist())
             inputs.angles[:count] = angles.of(np.stack(np.divmod(places, columns_of), axis=1))
@@ -182,7 +181,7 @@ def check_fits(vision: VisionModel, model: Model, device: Device, limits: StepLi
     if not device.holds_several_programs:
         raise DeviceError("a vision encoder needs a single device: give one with --device")
     tokens = vision.config.max_tokens
-    if vision.encoder.WHOLE and tokens >= limits.tokens:
+    if model.config.whole_images and tokens >= limits.tokens:
         raise ContextError(
             f"an image has {tokens} tokens, and a step at most {limits.tokens}: use a larger context"
         )

@@ -82,7 +82,9 @@ class InputProcessor:
                     continue
                 ids += self._text_ids(text, limit, first=not ids)
                 c = vision.config
-                image = Image(part, c.tokens(part), is_whole=vision.encoder.WHOLE, grid=c.grid(part))
+                image = Image(
+                    part, c.tokens(part), is_whole=self.engine.model.config.whole_images, grid=c.grid(part)
+                )
                 text = ""
                 spans.append(ImageSpan(len(ids), image))
                 ids += [PLACEHOLDER] * image.tokens

@@ -14,7 +14,7 @@ ALWAYS_INLINE int row_of(const launch_args *args, int32_t item) {
 // Copies a token's embedding where the host gives it; returns whether it does.
 ALWAYS_INLINE int copy_input(const launch_args *args, int32_t item) {
     const int source = ((const int32_t *)args->buffer[TOKENS])[item * TOKEN_INTS + TOKEN_SOURCE];
-    if (source >= 0) return 0;
+    if (source >= 0 || !args->buffer[INPUTS]) return 0;
     memcpy((float *)args->buffer[OUT] + (size_t)item * args->scalar[OUT_STRIDE].i,
            (const float *)args->buffer[INPUTS] + (size_t)(-1 - source) * args->scalar[INPUT_STRIDE].i,
            sizeof(float) * args->scalar[COLUMNS].i);

@@ -2,6 +2,7 @@
 
 If TOKEN_SOURCE is above 0, the id is in row TOKEN_SOURCE - 1 of `sampled`: the results of the previous step.
 Below 0, the embedding is row -1 - TOKEN_SOURCE of `inputs`, which the host wrote: a token of an image. It is unscaled.
+Without `inputs`, such a token has the row of its id.
 """
 
 from __future__ import annotations
@@ -44,10 +45,10 @@ def _reference(arrays: Mapping[str, Array], s: Scalars, counts: Counts) -> dict[
     out = arrays["out"].copy()
     for t in range(counts["tokens"]):
         source, token = arrays["tokens"][t, TOKEN_SOURCE], arrays["tokens"][t, TOKEN_ID]
-        if source < 0:
+        if source < 0 and "inputs" in arrays:
             out[t, :columns] = arrays["inputs"][-1 - source, :columns]
             continue
-        row = arrays["sampled"][source - 1, 0] if source else token
+        row = arrays["sampled"][source - 1, 0] if source > 0 else token
         out[t, :columns] = table[row] * np.float32(s["scale"])
     return {"out": out}
 
@@ -74,7 +75,10 @@ def _cases(layout: str, rng: np.random.Generator) -> Iterator[Case]:
             input_stride=columns + 3,
         )
         label = f"{layout} T={tokens} {rows}x{columns}"
-        yield Case(label, arrays, scalars, {"tokens": tokens, "rows": 3, "work": 0}, atol=1e-5, rtol=1e-5)
+        counts = {"tokens": tokens, "rows": 3, "work": 0}
+        yield Case(label, arrays, scalars, counts, atol=1e-5, rtol=1e-5)
+    without = {name: values for name, values in arrays.items() if name != "inputs"}
+    yield Case(f"{label} without inputs", without, scalars, counts, atol=1e-5, rtol=1e-5)
 
 
 def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
@@ -97,7 +101,7 @@ def _kernel(layout: str) -> Kernel:
             Buffer("table", "r"),
             Buffer("sampled", "r"),
             Buffer("out", "w"),
-            Buffer("inputs", "r"),  # float32 [inputs, input_stride]; absent if the model takes no images
+            Buffer("inputs", "r"),  # float32 [inputs, input_stride]; absent if no tokens of images have any
         ),
         scalars=(
             ("format", "i"),

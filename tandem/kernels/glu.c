@@ -3,7 +3,7 @@
 #include "q8_tiles.h"
 #include "rows.h"
 
-enum { GATE, UP, OUT };
+enum { GATE, UP, LIMITS, OUT };
 enum { DIM, GATE_STRIDE, UP_STRIDE, OUT_STRIDE, ACTIVATION, OUT_Q8, COUNT_ROWS, ERF };
 
 // GELU by its definition, x/2 (1 + erf(x / sqrt 2)), with an absolute error of 2e-7 |x|: formula 7.1.26 of Abramowitz and
@@ -21,9 +21,10 @@ ALWAYS_INLINE f32x16 f_gelu_erf(f32x16 x) {
 
 enum { GELU_ERF = -1 };  // beside the constants ACTIVATION_*
 
-ALWAYS_INLINE f32x16 gated(const float *gate, const float *up, int32_t n, int32_t activation) {
+ALWAYS_INLINE f32x16 gated(const float *gate, const float *up, const float *limits, int32_t n, int32_t activation) {
     const f32x16 x = f_load_first(gate, n), active = activation == GELU_ERF ? f_gelu_erf(x) : f_activate(x, activation);
-    return up ? f_mul(active, f_load_first(up, n)) : active;
+    const f32x16 y = up ? f_mul(active, f_load_first(up, n)) : active;
+    return limits ? f_min(f_max(y, f_set(limits[0])), f_set(limits[1])) : y;
 }
 
 KERNEL(glu) {
@@ -31,13 +32,14 @@ KERNEL(glu) {
     const int32_t dim = args->scalar[DIM].i, activation = args->scalar[ERF].i ? GELU_ERF : args->scalar[ACTIVATION].i;
     const float *gate = (const float *)args->buffer[GATE] + (size_t)item * args->scalar[GATE_STRIDE].i;
     const float *up = args->buffer[UP] ? (const float *)args->buffer[UP] + (size_t)item * args->scalar[UP_STRIDE].i : 0;
+    const float *limits = args->buffer[LIMITS];
     if (args->scalar[OUT_Q8].i) {
         for (int32_t i = 0; i < dim; i += Q8_COLUMNS)
-            q8_write(args->buffer[OUT], dim, item, i, gated(gate + i, up ? up + i : 0, LANES, activation),
-                     gated(gate + i + LANES, up ? up + i + LANES : 0, LANES, activation));
+            q8_write(args->buffer[OUT], dim, item, i, gated(gate + i, up ? up + i : 0, limits, LANES, activation),
+                     gated(gate + i + LANES, up ? up + i + LANES : 0, limits, LANES, activation));
     } else {
         float *out = (float *)args->buffer[OUT] + (size_t)item * args->scalar[OUT_STRIDE].i;
         for (int32_t i = 0; i < dim; i += LANES)
-            f_store_first(out + i, gated(gate + i, up ? up + i : 0, dim - i, activation), dim - i);
+            f_store_first(out + i, gated(gate + i, up ? up + i : 0, limits, dim - i, activation), dim - i);
     }
 }

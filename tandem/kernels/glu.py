@@ -1,6 +1,6 @@
 """GLU, the gate of a feed-forward layer or of attention: out = activation(gate) * up, as float32 rows or int8 tiles.
 
-Without `up` (address 0), out = activation(gate).
+Without `up` (address 0), out = activation(gate). With `limits`, it is clamped to these two numbers.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ def extents(scalars: Scalars, counts: Counts) -> dict[str, int]:
     return {
         "gate": rows_bytes(n, dim, scalars["gate_stride"]),
         "up": rows_bytes(n, dim, scalars["up_stride"]),
+        "limits": 8,
         "out": q8_bytes(n, dim) if scalars["out_q8"] else rows_bytes(n, dim, scalars["out_stride"]),
     }
 
@@ -73,6 +74,8 @@ def reference(arrays: Mapping[str, Array], scalars: Scalars, counts: Counts) -> 
     result = activate(arrays["gate"][:n, :dim], int(scalars["activation"]), bool(scalars["erf"]))
     if "up" in arrays:
         result = result * arrays["up"][:n, :dim]
+    if "limits" in arrays:
+        result = np.clip(result, *arrays["limits"])
     if scalars["out_q8"]:
         q8_store(out, result)
     else:
@@ -89,12 +92,14 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
         gap: int = 0,
         gated: bool = True,
         rows: int = 0,
+        limits: tuple[float, float] | None = None,
     ) -> Case:
         n, dim = gate.shape
         up, old = rng.uniform(-2, 2, (2, n, dim))
         arrays = {
             "gate": padded(gate, dim + gap),
             **({"up": padded(up, dim + 2 * gap)} if gated else {}),
+            **({"limits": np.array(limits, np.float32)} if limits else {}),
             "out": q8_pack(old) if out_q8 else padded(old, dim + gap),
         }
         scalars = {
@@ -126,6 +131,9 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
             label = f"{n}x{dim} without up"
             yield case(label, rng.standard_normal((n, dim)) * 4, name, q8, gated=False)
         yield case("17 rows", rng.standard_normal((17, 48)), name, 0, 3, gated=False, rows=9)
+    for n, dim, gap, gated in ((1, 1, 0, False), (17, 100, 3, False), (5, 48, 0, True)):
+        x = rng.standard_normal((n, dim)) * 4
+        yield case(f"{n}x{dim} in limits", x, "identity", 0, gap, gated=gated, limits=(-1.25, 2.5))
 
 
 def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
@@ -139,6 +147,7 @@ KERNEL = Kernel(
     buffers=(
         Buffer("gate", "r"),  # float32 [T, gate_stride]
         Buffer("up", "r"),  # float32 [T, up_stride]
+        Buffer("limits", "r"),  # float32 [2]: the least and the greatest result
         Buffer("out", "w"),  # float32 [T, out_stride] or q8 [T, dim]
     ),
     scalars=(

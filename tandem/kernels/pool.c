@@ -1,7 +1,7 @@
 // The mean of neighbouring rows, or these rows one after the other; see pool.py.
 #include "rows.h"
 
-enum { X, OUT };
+enum { X, WEIGHT, BIAS, OUT };
 enum { DIM, GROUP, CONCATENATE, X_STRIDE, OUT_STRIDE };
 
 KERNEL(pool) {
@@ -15,9 +15,12 @@ KERNEL(pool) {
         return;
     }
     const f32x16 factor = f_set(1.0f / (float)group);
+    const float *weight = args->buffer[WEIGHT], *bias = args->buffer[BIAS];
     for (int32_t i = 0; i < dim; i += LANES) {
         f32x16 sum = f_zero();
         for (int32_t g = 0; g < group; g++) sum = f_add(sum, f_load_first(x + (size_t)g * stride + i, dim - i));
-        f_store_first(out + i, f_mul(sum, factor), dim - i);
+        f32x16 mean = f_mul(sum, factor);
+        if (weight) mean = f_fma(mean, f_load_first(weight + i, dim - i), f_load_first(bias + i, dim - i));
+        f_store_first(out + i, mean, dim - i);
     }
 }

@@ -1,6 +1,7 @@
 """Pooling: each group of neighbouring rows becomes one row, their mean or all of them one after the other.
 
-An image's patches come in the order that makes those of one output row neighbours.
+An image's patches come in the order that makes those of one output row neighbours. With `weight`, the mean is
+multiplied by it and `bias` is added.
 """
 
 from __future__ import annotations
@@ -26,6 +27,8 @@ def cost(scalars: Scalars, counts: Counts) -> Cost:
 def extents(scalars: Scalars, counts: Counts) -> dict[str, int]:
     return {
         "x": rows_bytes(counts["tokens"], int(scalars["dim"]), scalars["x_stride"]),
+        "weight": 4 * int(scalars["dim"]),
+        "bias": 4 * int(scalars["dim"]),
         "out": rows_bytes(counts["rows"], out_dim(scalars), scalars["out_stride"]),
     }
 
@@ -34,13 +37,16 @@ def reference(arrays: Mapping[str, Array], scalars: Scalars, counts: Counts) -> 
     dim, group, n = int(scalars["dim"]), int(scalars["group"]), counts["rows"]
     x = arrays["x"][: n * group, :dim].astype(np.float64).reshape(n, group, dim)
     out = arrays["out"].copy()
-    out[:n, : out_dim(scalars)] = x.reshape(n, -1) if scalars["concatenate"] else x.mean(axis=1)
+    result = x.reshape(n, -1) if scalars["concatenate"] else x.mean(axis=1)
+    if "weight" in arrays:
+        result = result * arrays["weight"][:dim] + arrays["bias"][:dim]
+    out[:n, : out_dim(scalars)] = result
     return {"out": out}
 
 
 def cases(rng: np.random.Generator) -> Iterator[Case]:
     for rows, group, dim, gap in ((1, 1, 1, 0), (2, 4, 17, 3), (5, 16, 48, 0), (17, 9, 100, 4)):
-        for concatenate in (0, 1):
+        for concatenate, weighted in ((0, False), (1, False), (0, True)):
             scalars = {"dim": dim, "group": group, "concatenate": concatenate, "x_stride": dim + gap}
             width = out_dim(scalars)
             scalars["out_stride"] = width + 2 * gap
@@ -48,8 +54,10 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
                 "x": padded(rng.standard_normal((rows * group, dim)), dim + gap),
                 "out": padded(np.zeros((rows, width)), width + 2 * gap),
             }
+            if weighted:
+                arrays["weight"], arrays["bias"] = rng.standard_normal((2, dim)).astype(np.float32)
             counts = {"tokens": rows * group, "rows": rows, "work": 0}
-            label = f"{rows} of {group} x {dim}{' concatenated' * concatenate}"
+            label = f"{rows} of {group} x {dim}{' concatenated' * concatenate}{' weighted' * weighted}"
             yield Case(label, arrays, scalars, counts, atol=1e-6, rtol=1e-6)
 
 
@@ -62,6 +70,8 @@ KERNEL = Kernel(
     name="pool",
     buffers=(
         Buffer("x", "r"),  # float32 [T, x_stride]
+        Buffer("weight", "r"),  # float32 [dim], of means; absent (address 0): ones
+        Buffer("bias", "r"),  # float32 [dim], beside a weight
         Buffer("out", "w"),  # float32 [R, out_stride]
     ),
     scalars=(("dim", "i"), ("group", "i"), ("concatenate", "i"), ("x_stride", "i"), ("out_stride", "i")),

@@ -161,6 +161,8 @@ class ModelConfig:
     # The positions of an image's token are three: its image, row and column. Which of them turns each pair of RoPE;
     # empty: positions are single numbers.
     rope_axes: tuple[int, ...] = ()
+    # Layers in which the tokens of an image see each other, if there are any; in the others they see those before them.
+    image_attention: tuple[bool, ...] = ()
     deepstack: int = 0  # layers after which further embeddings of an image's tokens are added: the first ones
     encodes: bool = False  # tokens see all of their text: it embeds and ranks texts, and generates none
     pooling: str = ""  # one of POOLINGS, as the file says; "": it does not
@@ -172,6 +174,15 @@ class ModelConfig:
         """The KV groups: layers with the same window share block tables. A model without attention has one of no
         layers: its blocks take no memory, but the prefix cache knows prefixes by them."""
         return tuple(sorted(set(self.layer_window) - {NO_ATTENTION})) or (0,)
+
+    @property
+    def whole_images(self) -> bool:
+        """Whether the tokens of an image are computed in one step, as they see each other."""
+        return any(self.image_attention)
+
+    def causal_images(self, layer: int) -> bool:
+        """Whether tokens of an image see only those before them in this layer, unlike in others."""
+        return self.whole_images and not self.image_attention[layer]
 
     @property
     def stored_layers(self) -> int:
@@ -233,6 +244,7 @@ class ModelConfig:
             self._key_mean(layer),
             Vector(f"rope.{index}{QUERIES}", context * rope.rot_dim) if rope.grows(context) else None,
             Vector(f"blk.{layer}.attn_sinks.weight", self.q_heads) if self.sinks else None,
+            layer < self.layers and self.causal_images(layer),
         )
 
     def _key_mean(self, layer: int) -> Vector | None:

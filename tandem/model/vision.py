@@ -32,13 +32,15 @@ FLOATS = ("F32", "F16", "BF16")
 class VisionModel(GGUF):
     config: VisionConfig
     encoder: ModuleType
+    tables: dict[str, Array]  # vectors that a Program uses but the file does not have
     _derived: dict[str, Array]  # matrices in another form than the file's: float32 [rows, columns]
+    _order: dict[str, Array]  # of the rows of matrices, where it is not that of the file
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
         model = super().open(path)
         try:
-            model._derived = {}
+            model.tables, model._derived, model._order = {}, {}, {}
             model._read()
         except BaseException:
             model.close()
@@ -64,6 +66,8 @@ class VisionModel(GGUF):
                     name,
                     f"shape is {self.tensor(name).shape}, the metadata asks for {shape}: convert it again",
                 )
+        if make := getattr(self.encoder, "tables", None):
+            self.tables = make(self)
 
     def check_model(self, model: GGUF) -> None:
         """Checks that this is the encoder of a language model."""
@@ -92,6 +96,8 @@ class VisionModel(GGUF):
         """The weights of the convolution become a matrix: [outputs, channels * size * size]."""
         name, size = f"{blocks.PATCH}.weight", self.config.patch_size
         info = self.tensor(name)
+        if info.shape[1:] == (self.config.patch_dim,):
+            return
         if info.shape[1:] != (CHANNELS, size, size) or info.format.name not in FLOATS:
             self.fail(
                 name, f"shape is {info.shape}, the metadata asks for patches of {size}: convert it again"
@@ -116,13 +122,26 @@ class VisionModel(GGUF):
             format=formats.by_name("F32"), shape=values.shape, nbytes=values.size * 4
         )
 
+    def reorder(self, name: str, order: Array) -> None:
+        """Changes the order of a matrix's rows."""
+        if self.tensor(name).shape[:1] == order.shape:  # the shape is checked later
+            self._order[name] = order
+
     def values(self, name: str) -> Array:
+        if name in self._derived:
+            return self._derived[name]
         info = self.tensor(name)
         return formats.dequantise(info.format, self.raw(name)).reshape(info.shape)
 
     def read_rows(self, name: str, first: int, out: Array) -> None:
         if name in self._derived:
             out[:] = self._derived[name][first : first + len(out)].view(np.uint8)
+        elif name in self._order:
+            rows = self._order[name][first : first + len(out)]
+            low = rows.min()
+            read = np.empty((rows.max() + 1 - low, out.shape[1]), np.uint8)
+            super().read_rows(name, low, read)
+            out[:] = read[rows - low]
         else:
             super().read_rows(name, first, out)
 
@@ -138,7 +157,7 @@ class VisionModel(GGUF):
 
     def load(self, plan: WeightPlan, device: Device) -> None:
         """Fills the device's "weights" arena."""
-        load_weights(self, plan, device, {})
+        load_weights(self, plan, device, self.tables)
 
     def ops(self) -> list[Op]:
         builder = Builder()

@@ -86,6 +86,8 @@ class Heads(NamedTuple):
     key_mean: Vector | None = None  # subtracted from keys in int8 (rope.py): [kv_heads][head_dim]
     q_table: Vector | None = None  # of queries, where it differs from that of keys
     sinks: Vector | None = None  # a score for each head, in its softmax beside those of keys
+    # The tokens of an image see those before them only, though in other layers of the model they see each other.
+    causal_images: bool = False
 
 
 class LatentHeads(NamedTuple):
@@ -212,6 +214,11 @@ def _scale(op: Op) -> list[int]:
     return [op.inputs[0].width]
 
 
+def _clamp(op: Op) -> list[int]:
+    _require(op, op.attrs["limits"].size == 2, f"{op.attrs['limits'].name} is not two numbers")
+    return [op.inputs[0].width]
+
+
 def _slice(op: Op) -> list[int]:
     begin, end = op.attrs["begin"], op.attrs["end"]
     _require(op, 0 <= begin < end <= op.inputs[0].width, "the columns are not in the input")
@@ -257,6 +264,8 @@ def _bidirectional(op: Op) -> list[int]:
 
 
 def _pool(op: Op) -> list[int]:
+    for vector in op.attrs["affine"] or ():
+        _require(op, vector.size == op.inputs[0].width, f"{vector.name} and the input differ in width")
     return [op.inputs[0].width * (op.attrs["group"] if op.attrs["concatenate"] else 1)]
 
 
@@ -359,6 +368,7 @@ SHAPES: dict[str, Callable[[Op], list[int]]] = {
     "add": _pair,
     "add_input": _same,  # plus some columns of what the host gives, for tokens of images
     "scale": _scale,  # times a number of the file
+    "clamp": _clamp,  # to two numbers of the file
     "concat": _concat,  # the columns of several values beside each other
     "slice": _slice,  # some of the columns
     "route": _route,  # logits of experts -> the experts that each token uses, and their weights
@@ -394,8 +404,10 @@ class Builder:
         self.ops.append(op)
         return op.outputs
 
-    def embed(self, matrix: Matrix, name: str, *, scale: float = 1.0) -> Value:
-        return self._emit("embed", [], [name], matrix=matrix, scale=scale)[0]
+    def embed(self, matrix: Matrix, name: str, *, scale: float = 1.0, images: bool = True) -> Value:
+        """`images`: the tokens of an image have what the host gives for them; else what an id has that stands for
+        them."""
+        return self._emit("embed", [], [name], matrix=matrix, scale=scale, images=images)[0]
 
     def input(self, width: int, name: str) -> Value:
         """A row for each token of the step that the host writes: the patches of an image."""
@@ -451,10 +463,18 @@ class Builder:
         """Without a KV cache: a step has all tokens of a sequence, and each of them sees them all."""
         return self._emit("bidirectional", [q, k, v], [name], heads=heads)[0]
 
-    def pool(self, x: Value, group: int, name: str, *, concatenate: bool = False) -> Value:
+    def pool(
+        self,
+        x: Value,
+        group: int,
+        name: str,
+        *,
+        concatenate: bool = False,
+        affine: tuple[Vector, Vector] | None = None,
+    ) -> Value:
         """The mean of each `group` of neighbouring rows, or these rows one after the other. The host sets the number of
-        rows of the step to that of groups."""
-        pooled = self._emit("pool", [x], [name], group=group, concatenate=concatenate)[0]
+        rows of the step to that of groups. `affine`: the mean is multiplied by the first and the second is added."""
+        pooled = self._emit("pool", [x], [name], group=group, concatenate=concatenate, affine=affine)[0]
         pooled.count = "rows"
         return pooled
 
@@ -562,6 +582,9 @@ class Builder:
         """The result of a norm, for the host to read after the step; or an input that the host writes before."""
         x.exposed = True
         return x
+
+    def clamp(self, x: Value, limits: Vector, name: str) -> Value:
+        return self._emit("clamp", [x], [name], limits=limits)[0]
 
     def slice(self, x: Value, begin: int, end: int, name: str) -> Value:
         """Columns [begin, end) of x: no copy."""

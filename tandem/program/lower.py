@@ -93,7 +93,7 @@ class _Lowering(LatentLowering):
                 "table": table,
                 "sampled": self.step.sampled_before,
                 "out": out,
-                "inputs": self.step.inputs if self.step.limits.input_width >= matrix.columns else None,
+                "inputs": self.step.inputs if op.attrs["images"] and self.step.limits.input_width else None,
             },
             format=LAYOUT_NAMES.index(table.dtype),
             rows=matrix.rows,
@@ -272,20 +272,31 @@ class _Lowering(LatentLowering):
         return self.q8[x]
 
     def _glu(self, op: Op) -> None:
+        self._activation(op, op.attrs["activation"])
+
+    def _clamp(self, op: Op) -> None:
+        self._activation(op, "identity", op.attrs["limits"])
+
+    def _activation(self, op: Op, activation: str, limits: Vector | None = None) -> None:
         gate, up = self.f32[op.inputs[0]], self.f32[op.inputs[1]] if len(op.inputs) > 1 else None
         out, out_q8 = self._output(op.outputs[0])
         self._launch(
             glu.KERNEL,
             op.outputs[0].name,
-            {"gate": gate, "up": up, "out": out},
+            {
+                "gate": gate,
+                "up": up,
+                "limits": self.plan.vector(limits) if limits else None,
+                "out": out,
+            },
             dim=op.inputs[0].width,
             gate_stride=gate.stride,
             up_stride=up.stride if up else 0,
             out_stride=out.stride,
-            activation=glu.ACTIVATIONS[op.attrs["activation"]],
+            activation=glu.ACTIVATIONS[activation],
             out_q8=out_q8,
             count_rows=op.inputs[0].count == "rows",
-            erf=op.attrs["activation"] == "gelu_erf",
+            erf=activation == "gelu_erf",
         )
         self._done(op.outputs[0])
 
@@ -395,7 +406,7 @@ class _Lowering(LatentLowering):
                 "q": q,
                 "cache": self._cache(heads),
                 "tables": table,
-                "work": self.step.work,
+                "work": self.step.causal_work if heads.causal_images else self.step.work,
                 "out": out,
                 "sinks": self.plan.vector(heads.sinks) if heads.sinks else None,
             },

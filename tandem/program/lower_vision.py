@@ -17,13 +17,14 @@ class VisionLowering(RecurrentLowering):
 
     def _pool(self, op: Op) -> None:
         x, out = self.f32[op.inputs[0]], self._rows(op.outputs[0])
+        weight, bias = map(self.plan.vector, op.attrs["affine"] or ()) if op.attrs["affine"] else (None, None)
         # A norm may follow, which picks its rows among as many as there are tokens.
         if not op.attrs["concatenate"]:
             out.nbytes = rows_bytes(self.counts["tokens"], op.outputs[0].width, out.stride)
         self._launch(
             pool.KERNEL,
             op.outputs[0].name,
-            {"x": x, "out": out},
+            {"x": x, "weight": weight, "bias": bias, "out": out},
             dim=op.inputs[0].width,
             group=op.attrs["group"],
             concatenate=op.attrs["concatenate"],

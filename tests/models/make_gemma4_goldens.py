@@ -26,43 +26,55 @@ RENAMED = {
 }
 
 
+FULL = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
+KINDS = ["sliding_attention", "sliding_attention", "full_attention"]
+BASE = dict(
+    head_dim=16,
+    global_head_dim=32,
+    sliding_window=8,
+    final_logit_softcapping=6.0,
+    rope_parameters={"full_attention": FULL, "sliding_attention": rope(1e4)},
+)
+DENSE = dict(
+    num_hidden_layers=3, layer_types=KINDS, attention_k_eq_v=True, num_global_key_value_heads=1, **BASE
+)
+
+
 def goldens() -> Iterator[Golden]:
     """Dense with values that are keys; with experts; with embeddings of each layer and shared keys and values."""
-    full = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
-    kinds = ["sliding_attention", "sliding_attention", "full_attention"]
-    base = dict(head_dim=16, global_head_dim=32, sliding_window=8, final_logit_softcapping=6.0)
-    base |= dict(rope_parameters={"full_attention": full, "sliding_attention": rope(1e4)})
-    plain = dict(num_hidden_layers=3, layer_types=kinds, hidden_size_per_layer_input=0, **base)
-    equal = dict(attention_k_eq_v=True, num_global_key_value_heads=1)
-    yield small("Gemma4Text", "gemma4", **plain, **equal)
+    yield small("Gemma4Text", "gemma4", hidden_size_per_layer_input=0, **DENSE)
     experts = dict(enable_moe_block=True, num_experts=8, top_k_experts=3, moe_intermediate_size=32)
-    yield small("Gemma4Text", "gemma4-moe", {"expert_used_count": 3}, **plain, **equal, **experts)
+    keys = {"expert_used_count": 3}
+    yield small("Gemma4Text", "gemma4-moe", keys, hidden_size_per_layer_input=0, **DENSE, **experts)
     shared = dict(
-        num_hidden_layers=4, layer_types=kinds[1:] * 2, num_kv_shared_layers=2, use_double_wide_mlp=True
+        num_hidden_layers=4, layer_types=KINDS[1:] * 2, num_kv_shared_layers=2, use_double_wide_mlp=True
     )
     shared |= dict(hidden_size_per_layer_input=8, vocab_size_per_layer_input=267, num_key_value_heads=1)
-    yield small("Gemma4Text", "gemma4-shared", **shared, **base)
+    yield small("Gemma4Text", "gemma4-shared", **shared, **BASE)
 
 
 def make_model(golden: Golden, generator: torch.Generator) -> torch.nn.Module:
     model = transformers.AutoModelForCausalLM.from_config(golden.config, dtype=torch.float32).eval()
     for name, parameter in model.named_parameters():
-        noise = torch.randn(parameter.shape, generator=generator)
-        if "norm" in name:
-            value = 1.0 + 0.3 * noise
-            value = 0.3 * value if "q_norm" in name else value  # nothing else scales scores
-        elif name.endswith("router.scale") or "per_expert_scale" in name:
-            value = 1.0 + 0.3 * noise
-        elif "embed" in name:
-            value = 0.4 * noise
-        else:
-            gain = 2.0 if ("q_proj" in name or "k_proj" in name) else 1.0
-            value = gain * parameter.shape[-1] ** -0.5 * noise
+        value = value_of(name, torch.randn(parameter.shape, generator=generator))
         parameter.data = torch.round(value * 64) / 64
     for name, buffer in model.named_buffers():
         if name.endswith("layer_scalar"):
             buffer.data = torch.round((0.7 + 0.2 * torch.randn(1, generator=generator)) * 64) / 64
     return model
+
+
+def value_of(name: str, noise: torch.Tensor) -> torch.Tensor:
+    """The values of a parameter."""
+    if "norm" in name:
+        value = 1.0 + 0.3 * noise
+        return 0.3 * value if "q_norm" in name else value  # nothing else scales scores
+    if name.endswith("router.scale") or "per_expert_scale" in name:
+        return 1.0 + 0.3 * noise
+    if "embed" in name:
+        return 0.4 * noise
+    gain = 2.0 if ("q_proj" in name or "k_proj" in name) else 1.0
+    return gain * noise.shape[-1] ** -0.5 * noise
 
 
 def converted_tensors(golden: Golden, model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
@@ -99,7 +111,7 @@ def metadata(golden: Golden) -> dict[str, Any]:
         "attention.sliding_window": c.sliding_window,
         "attention.sliding_window_pattern": sliding,
         "attention.shared_kv_layers": c.num_kv_shared_layers,
-        "embedding_length_per_layer_input": c.hidden_size_per_layer_input,
+        "embedding_length_per_layer_input": getattr(c, "hidden_size_per_layer_input", 0),
         "final_logit_softcapping": c.final_logit_softcapping,
         "rope.freq_base": c.rope_parameters["full_attention"]["rope_theta"],
         "rope.freq_base_swa": c.rope_parameters["sliding_attention"]["rope_theta"],
@@ -108,7 +120,7 @@ def metadata(golden: Golden) -> dict[str, Any]:
         **{f"attention.{kind}_length": size for kind in ("key", "value")},
         **{f"attention.{kind}_length_swa": local for kind in ("key", "value")},
     }
-    if c.num_experts:
+    if getattr(c, "num_experts", None):
         keys |= {"expert_count": c.num_experts, "expert_feed_forward_length": c.moe_intermediate_size}
     return keys | golden.keys
 

@@ -21,7 +21,7 @@ from tests.models.pictures import COUNT, picture_of
 pytestmark = pytest.mark.fast
 GOLDENS = Path(__file__).parent / "goldens" / "vision"
 MMPROJ = GOLDENS / "mmproj-gemma3.gguf"
-NAMES = ("gemma3", "smolvlm", "qwen3vl", "qwen35", "qwen25vl")
+NAMES = ("gemma3", "smolvlm", "qwen3vl", "qwen35", "qwen25vl", "gemma4", "gemma4-shared", "gemma4u")
 
 
 def golden_of(name: str) -> dict[str, np.ndarray]:
@@ -121,11 +121,12 @@ def test_a_file_that_is_no_encoder_is_refused(tmp_path: Path) -> None:
             VisionModel.open(bad)
 
 
-def prompt_of(golden: dict[str, np.ndarray], encoder: ImageEncoder) -> PromptIds:
+def prompt_of(golden: dict[str, np.ndarray], llm: LLM) -> PromptIds:
     """The golden's prompt, with the golden's images."""
     ids = golden["ids"].tolist()
     begins = [i for i in range(len(ids)) if ids[i] < 0 and ids[i - 1] >= 0]
-    is_whole = encoder.model.encoder.WHOLE
+    is_whole, encoder = llm.engine.model.config.whole_images, llm.engine.encoder
+    assert encoder
     prompt = PromptIds(PLACEHOLDER if token < 0 else token for token in ids)
     prompt.images = [
         ImageSpan(begin, Image(pixels, len(expected), is_whole=is_whole, grid=encoder.config.grid(pixels)))
@@ -144,9 +145,8 @@ def load(device: str = "cpu", name: str = "gemma3", **options: object) -> LLM:
 def test_logits_after_images_equal_transformers(name: str) -> None:
     golden = golden_of(name)
     with load(name=name) as llm:
-        assert llm.engine.encoder
-        prompt = prompt_of(golden, llm.engine.encoder)
+        prompt = prompt_of(golden, llm)
         assert np.abs(llm.engine.logits(prompt) - golden["logits"]).max() < 1e-4
         inverted = {name: 255 - a if name.startswith("pixels") else a for name, a in golden.items()}
-        other = prompt_of(inverted, llm.engine.encoder)
+        other = prompt_of(inverted, llm)
         assert np.abs(llm.engine.logits(other) - golden["logits"]).max() > 0.1

@@ -28,6 +28,5 @@ def test_encoder_equals_transformers(lavapipe: str, name: str) -> None:
 def test_logits_after_images_equal_transformers(lavapipe: str, name: str) -> None:
     golden = golden_of(name)
     with load(lavapipe, name, batch=golden["logits"].shape[0]) as llm:
-        assert llm.engine.encoder
-        prompt = prompt_of(golden, llm.engine.encoder)
+        prompt = prompt_of(golden, llm)
         assert np.abs(llm.engine.logits(prompt) - golden["logits"]).max() < 1e-3

@@ -33,6 +33,7 @@ def config(m: Metadata) -> ModelConfig:
         layer_rope=tuple(int(s) for s in sliding),
         layer_window=tuple(window if s else 0 for s in sliding),
         logit_softcap=m.number("final_logit_softcapping", 0.0, zero=True),
+        image_attention=(True,) * layers,
     )
 
 

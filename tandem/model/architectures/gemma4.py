@@ -60,6 +60,8 @@ def config(m: Metadata) -> ModelConfig:
         per_layer_dim=per_layer,
         layer_scales=m.has("blk.0.layer_output_scale.weight"),
         logit_softcap=m.number("final_logit_softcapping", 0.0, zero=True),
+        # Files do not say it: models with embeddings of each layer (E2B, E4B) are causal throughout.
+        image_attention=() if per_layer else tuple(sliding),
         **experts,
     )
 
@@ -188,10 +190,14 @@ def _feed_forward(b: Builder, c: ModelConfig, layer: int, x: Value) -> Value:
 
 
 def _per_layer_inputs(b: Builder, c: ModelConfig, x: Value) -> Value:
-    """The embeddings of all layers side by side: of the token, plus a projection of its embedding, by sqrt(2)."""
+    """The embeddings of all layers side by side: of the token, plus a projection of its embedding, by sqrt(2).
+
+    An image's tokens have those of padding, whose id stands for them."""
     wide = c.layers * c.per_layer_dim
     scale = float(np.float32((c.per_layer_dim / 2) ** 0.5))
-    table = b.embed(c.matrix("per_layer_token_embd", c.vocab, wide), "per_layer_embedding", scale=scale)
+    table = b.embed(
+        c.matrix("per_layer_token_embd", c.vocab, wide), "per_layer_embedding", scale=scale, images=False
+    )
     projected = b.matmul(x, c.matrix("per_layer_model_proj", wide, c.dim), "per_layer_projection")
     # The projection is divided by sqrt(dim) before its norm: the same as a larger epsilon.
     weight = Vector(PER_LAYER_NORM, c.per_layer_dim)

@@ -4,19 +4,21 @@ one. A module has
     ARCHITECTURES       of the language models that take its embeddings
     MARK                what their chat templates write for an image: a token of the vocabulary
     ALONE               the same with what goes around it, for templates that know no images
-    WHOLE               whether the tokens of an image see each other in the language model
     config(m)           VisionConfig, from the metadata
     prepare(model)      changes tensors of the file that the Program wants in another form
+    tables(model)       vectors that ops use but the file does not have, if there are any
     tensors(c)          the name and shape of every tensor
     build(b, c)         the computation, as a list of ops: from blocks.PATCHES to blocks.EMBEDDINGS
-    positions(c, table, rows, columns)  learned positions of each patch, if c.position_side: they are interpolated
+    positions(c, table, rows, columns)  learned positions of each patch, if c.position_side: of its row and column
     parts(c, image)     what MARK becomes in a prompt: texts, and resized pixels for which embeddings come
 """
 
-from tandem.model.encoders import gemma3, idefics3, qwen3vl, qwen25vl
+from tandem.model.encoders import gemma3, gemma4, gemma4u, idefics3, qwen3vl, qwen25vl
 
 ENCODERS = {
     "gemma3": gemma3,
+    "gemma4uv": gemma4u,
+    "gemma4v": gemma4,
     "idefics3": idefics3,
     "qwen2.5vl_merger": qwen25vl,
     "qwen3vl_merger": qwen3vl,

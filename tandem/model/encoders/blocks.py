@@ -21,6 +21,7 @@ Shapes = dict[str, tuple[int, ...]]
 PATCHES, EMBEDDINGS = "patches", "embeddings"  # the value that the host gives, and the one that it reads
 PATCH, POSITIONS = "v.patch_embd", "v.position_embd.weight"
 NO_TABLE = Vector("", 0)  # of angles by position: if the encoder rotates, the host gives those of each patch
+ROPE_BASE = 10000.0  # of encoders that rotate, unless they have another
 MAX_ASPECT = 200  # of an image that Qwen's encoders take
 
 
@@ -49,7 +50,7 @@ def norm_shapes(name: str, size: int) -> Shapes:
 def siglip(b: Builder, c: VisionConfig) -> Value:
     """The hidden states of the patches, after the last norm."""
     x = linear(b, b.input(c.patch_dim, PATCHES), PATCH, c.dim)
-    x = b.add(x, b.embed(Matrix(POSITIONS, c.max_patches, c.dim), "v.positions"), "v.embedding")
+    x = b.add(x, b.embed(Matrix(POSITIONS, c.max_patches, c.dim), "v.positions", images=False), "v.embedding")
     for i in range(c.layers):
         x = siglip_layer(b, c, x, i)
     return layer_norm(b, c, x, "v.post_ln")

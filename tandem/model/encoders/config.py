@@ -35,11 +35,20 @@ class VisionConfig:
     longest_edge: int = 0  # pixels of the longer side, before an image is cut into tiles
     min_pixels: int = 0  # of an image, if each has a size of its own
     max_pixels: int = 0
-    position_side: int = 0  # rows of the square of learned positions, if these are interpolated
-    rotates: bool = False  # queries and keys, by row and column of the patch
+    # Rows of the square of learned positions, if the host interpolates them; or of the tables by column and by row.
+    position_side: int = 0
+    clamps: bool = False  # what matrices read and write is clamped
+    standardises: bool = False  # pooled patches: minus a bias, times a factor
+    rope_base: float = (
+        0.0  # of rotations of queries and keys by row and column of the patch; 0: there are none
+    )
     deepstack_after: tuple[int, ...] = ()  # layers after which there are further embeddings
     window: int = 0  # rows of embeddings in a window, in which patches see each other; 0: they see all
     full_every: int = 0  # so many layers have one in which they see all
+
+    @property
+    def rotates(self) -> bool:
+        return self.rope_base > 0
 
     @property
     def head_dim(self) -> int:
@@ -120,29 +129,32 @@ class VisionMetadata(Metadata):
 
     def vision_config(self, **own: Any) -> VisionConfig:
         """Reads the fields of every encoder, and takes the others."""
+        own = {
+            "patch_size": self.count("patch_size", maximum=1 << 10),
+            "mean": self._channels("image_mean"),
+            "std": self._channels("image_std"),
+            "eps": self.number("attention.layer_norm_epsilon"),
+        } | own
+        return VisionConfig(projector=self.projector, **(own if "layers" in own else self._layers(own) | own))
+
+    def _layers(self, own: dict[str, Any]) -> dict[str, Any]:
         heads, dim = self.count("attention.head_count", maximum=1 << 10), self.count("embedding_length")
         if dim % heads or dim // heads > MAX_HEAD_DIM:
             self.gguf.fail(
                 self.key("attention.head_count"),
                 f"{heads} heads do not divide {dim}: convert the model again",
             )
-        if own.get("rotates") and dim // heads % 4:
+        if own.get("rope_base") and dim // heads % 4:
             self.gguf.fail(
                 self.key("attention.head_count"),
                 f"heads of {dim // heads} do not have as many pairs for rows as for columns: convert the model again",
             )
-        return VisionConfig(
-            projector=self.projector,
-            patch_size=self.count("patch_size", maximum=1 << 10),
-            dim=dim,
-            ffn_dim=self.count("feed_forward_length"),
-            layers=self.count("block_count", maximum=1024),
-            heads=heads,
-            eps=self.number("attention.layer_norm_epsilon"),
-            mean=self._channels("image_mean"),
-            std=self._channels("image_std"),
-            **own,
-        )
+        return {
+            "dim": dim,
+            "heads": heads,
+            "ffn_dim": self.count("feed_forward_length"),
+            "layers": self.count("block_count", maximum=1024),
+        }
 
     def square(self, merge: int) -> tuple[int, int]:
         """The side of an image that is always a square of whole groups of patches, and how many patches it has."""
@@ -154,9 +166,8 @@ class VisionMetadata(Metadata):
             )
         return image, (image // patch) ** 2
 
-    def pixel_limits(self, merge: int, minimum: int, maximum: int) -> tuple[int, int, int]:
+    def pixel_limits(self, patch: int, merge: int, minimum: int, maximum: int) -> tuple[int, int, int]:
         """The fewest and the most pixels of a resized image, and how many patches it has at most."""
-        patch = self.count("patch_size", maximum=1 << 10)
         least = self.count("image_min_pixels", minimum, maximum=MAX_PATCHES * patch**2)
         most = min(self.count("image_max_pixels", maximum, maximum=1 << 30), MAX_PATCHES * patch**2)
         patches = most // (patch * merge) ** 2 * merge**2

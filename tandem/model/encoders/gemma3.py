@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = ("gemma3",)
 MARK = ALONE = "<start_of_image>"
-WHOLE = True
 PROJECTION, NORM = "mm.input_projection.weight", "mm.soft_emb_norm.weight"
 
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = ("llama",)
 MARK = ALONE = "<image>"
-WHOLE = False
 PROJECTION = "mm.model.fc.weight"
 TILES = 4  # along the longer side of an image, unless the file says how long that is
 MAX_TILES = 16  # the same at most

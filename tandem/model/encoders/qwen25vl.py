@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = ("qwen2vl",)
 MARK, ALONE = "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>"
-WHOLE = False
 FIRST, SECOND = "mm.0", "mm.2"  # of the projection
 WINDOW = 112  # pixels of a side
 MIN_PIXELS, MAX_PIXELS = 56 * 56, 2048 * 28 * 28  # of a resized image, unless the file says otherwise
@@ -26,7 +25,7 @@ MIN_PIXELS, MAX_PIXELS = 56 * 56, 2048 * 28 * 28  # of a resized image, unless t
 
 def config(m: VisionMetadata) -> VisionConfig:
     merge, patch = m.count("spatial_merge_size", 2, maximum=64), m.count("patch_size", maximum=1 << 10)
-    min_pixels, max_pixels, patches = m.pixel_limits(merge, MIN_PIXELS, MAX_PIXELS)
+    min_pixels, max_pixels, patches = m.pixel_limits(patch, merge, MIN_PIXELS, MAX_PIXELS)
     width, _ = m.matrix_shape(f"{SECOND}.weight")
     return m.vision_config(
         merge=merge,
@@ -34,7 +33,7 @@ def config(m: VisionMetadata) -> VisionConfig:
         out_dim=width,
         min_pixels=min_pixels,
         max_pixels=max_pixels,
-        rotates=True,
+        rope_base=blocks.ROPE_BASE,
         window=max(1, m.count("window_size", WINDOW, maximum=1 << 14) // (merge * patch)),
         full_every=m.count("n_wa_pattern", maximum=1024),
     )

@@ -22,14 +22,13 @@ if TYPE_CHECKING:
 
 ARCHITECTURES = ("qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe")
 MARK, ALONE = "<|image_pad|>", "<|vision_start|><|image_pad|><|vision_end|>"
-WHOLE = False
 FIRST, SECOND = "mm.0", "mm.2"  # of the projection
 MIN_PIXELS, MAX_PIXELS = 256 * 256, 2048 * 1024  # of a resized image, unless the file says otherwise
 
 
 def config(m: VisionMetadata) -> VisionConfig:
-    merge = m.count("spatial_merge_size", 2, maximum=64)
-    min_pixels, max_pixels, patches = m.pixel_limits(merge, MIN_PIXELS, MAX_PIXELS)
+    merge, patch = m.count("spatial_merge_size", 2, maximum=64), m.count("patch_size", maximum=1 << 10)
+    min_pixels, max_pixels, patches = m.pixel_limits(patch, merge, MIN_PIXELS, MAX_PIXELS)
     width, _ = m.matrix_shape(f"{SECOND}.weight")
     after = m.flagged_layers("is_deepstack_layers")
     return m.vision_config(
@@ -39,7 +38,7 @@ def config(m: VisionMetadata) -> VisionConfig:
         min_pixels=min_pixels,
         max_pixels=max_pixels,
         position_side=m.side_of(blocks.POSITIONS),
-        rotates=True,
+        rope_base=blocks.ROPE_BASE,
         deepstack_after=after,
     )
 
