@@ -58,7 +58,7 @@ def test_completion(smollm2: Running) -> None:
     chosen = smollm2.ask(
         "/completion", {**body, "response_fields": ["content", "generation_settings/n_predict"]}
     )
-    assert chosen[2] == {"content": whole["content"], "n_predict": 8}
+    assert chosen[2] == {"content": whole["content"], "generation_settings/n_predict": 8}
 
 
 def test_prompts_of_texts_and_tokens(smollm2: Running) -> None:

@@ -336,7 +336,7 @@ def _probabilities(tokens: list[TokenLogprob], body: CommonRequest) -> list[dict
 
 
 def _chosen(body: CompletionBody, names: list[str] | None) -> dict[str, Any]:
-    """The fields that `response_fields` names: `a/b` is b of the object a, and becomes b. All without names."""
+    """The fields that `response_fields` names: `a/b` is b of the object a. All without names."""
     if not names:
         return dict(body)
     found: dict[str, Any] = {}
@@ -345,7 +345,7 @@ def _chosen(body: CompletionBody, names: list[str] | None) -> dict[str, Any]:
         for part in name.split("/"):
             value = value.get(part) if isinstance(value, dict) else None
         if value is not None:
-            found[name.rpartition("/")[2]] = value
+            found[name] = value
     return found
 
 
