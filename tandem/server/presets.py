@@ -31,7 +31,7 @@ KINDS: dict[str, tuple[type, ...]] = {
     "name": (str,), "file": (str,), "context": (int,), "batch": (int,), "kv": (str,), "kv_memory": (int, float),
     "draft": (str,), "prompt_lookup": (bool,), "mmproj": (str,), "chat_template": (str,),
     "keep_alive": (int, float), "pinned": (bool,),
-    "system": (str,), "sampling": (dict,),
+    "system": (str,), "sampling": (dict,), "chat_template_kwargs": (dict,),
 }  # fmt: skip
 
 
@@ -54,6 +54,8 @@ class Preset:
     system: str | None = None  # the system message of conversations without one
     messages: tuple[Mapping[str, str], ...] = ()  # what every conversation begins with
     sampling: Mapping[str, Any] = field(default_factory=dict)  # defaults of requests: names of SAMPLING
+    # Variables of the chat template in requests that do not set them, such as enable_thinking = false.
+    chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if not self.name or not self.file:

@@ -32,8 +32,9 @@ file = "tiny.gguf"
 kv = "q8"
 keep_alive = 0.1
 chat_template = "chat.jinja"
+chat_template_kwargs = {mark = "<"}
 """
-TEMPLATE = "<{{ messages[0]['content'] }}>"
+TEMPLATE = "{{ mark }}{{ messages[0]['content'] }}>"
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +131,12 @@ def test_the_system_message_is_that_of_the_preset(server: Running) -> None:
     assert prompt("short", user) == prompt("long", ("system", "ab"), user) != prompt("long", user)
     assert prompt("short", system, user) == prompt("long", system, user)
     assert prompt("other", user) == "<x>"
+    body = {
+        "messages": [{"role": "user", "content": "x"}],
+        "chat_template_kwargs": {"mark": "["},
+        "model": "other",
+    }
+    assert server.ask("/apply-template", body)[2]["prompt"] == "[x>"
 
 
 def test_names_of_a_file_share_a_model_and_the_log_says_which_is_loaded(server: Running) -> None:

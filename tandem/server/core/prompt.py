@@ -102,6 +102,7 @@ def with_preset(request: GenerationRequest, preset: Preset) -> None:
     """Sets what a preset has and the request has not."""
     defaults = {name: value for name, value in preset.sampling.items() if name not in request.given}
     request.params = {**request.params, **defaults}
+    request.template_kwargs = {**preset.chat_template_kwargs, **request.template_kwargs}
     if request.prompt is None and not request.context:
         begun = [dict(message) for message in preset.messages]
         if preset.system and not any(one["role"] == "system" for one in request.messages):
