@@ -408,6 +408,7 @@ def make_model(golden: Golden, generator: torch.Generator) -> Any:
         is_gemma = golden.name == "gemma3" and not name.startswith("model.vision_tower")
         if ("norm" in name or "ln_q" in name) and not name.endswith("bias"):
             value = (0.0 if is_gemma else 1.0) + 0.3 * noise
+            value = 0.3 * value if "q_norm" in name else value  # nothing else scales scores
         elif name.endswith("bias") or any(part in name for part in ("embed_tokens", "position", "pos_embed")):
             value = 0.4 * noise
         else:  # gain 2 for queries and keys: attention that prefers some positions
