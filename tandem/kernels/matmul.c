@@ -28,10 +28,17 @@ typedef struct {
     scales_fn *scales;
 } format;
 
-ALWAYS_INLINE i32x16 dot16(int small, const i32x16 *w, const int8_t *x) {
-    i32x16 sum = i_zero();
+ALWAYS_INLINE i32x16 dot16(int small, i32x16 sum, const i32x16 *w, const int8_t *x) {
     for (int s = 0; s < 4; s++) sum = small ? i_dot4_small(sum, w[s], x + 4 * s) : i_dot4(sum, w[s], x + 4 * s);
     return sum;
+}
+
+// What zero points add to the dot products of a block's low and high columns, for each token: -zero times the sum of its quants, which
+// is found in the float sums. So zero points cost no operation of their own, and columns with a scale of their own no minimum.
+ALWAYS_INLINE void zero_sums(float zero, const q8_block *x, int32_t *low, int32_t *high) {
+    f32x16 factor = f_div(f_set(-zero), f_max(f_load(x->scale), f_set(1e-37f)));  // a block of zeros has scale 0
+    i_store(low, f_round(f_mul(factor, f_load(x->low))));
+    i_store(high, f_round(f_mul(factor, f_load(x->high))));
 }
 
 // sums[t] += 16 rows x all columns, for `tokens` (a constant) tokens from `first` of the tile at x.
@@ -47,6 +54,8 @@ ALWAYS_INLINE void panel_times_tile(format f, int tokens, const uint8_t *panel, 
         for (int block = 0; block < f.span / 32; block++, x++) {
             i32x16 w[8];
             f.quants(panel, block, w);
+            int32_t low_zero[LANES], high_zero[LANES];
+            if (f.zero) zero_sums(f.zero, x, low_zero, high_zero);
             // Weights are read from memory once: without prefetches, every cache line would stall the core.
             for (int line = 0; line < f.bytes * 32 / f.span; line += 64)
                 __builtin_prefetch(panel + block * (f.bytes * 32 / f.span) + PREFETCH_BYTES + line);
@@ -55,18 +64,16 @@ ALWAYS_INLINE void panel_times_tile(format f, int tokens, const uint8_t *panel, 
                 const int8_t *q = x->q[first + t];
                 f32x16 x_scale = f_set(x->scale[first + t]);
                 if (f.fine) {
-                    f32x16 low = f_from_int(dot16(f.small, w, q));
-                    f32x16 high = f_from_int(dot16(f.small, w + 4, q + 16));
-                    // Subtracts a zero point before it scales, so that 16 columns need no minimum of their own.
-                    low = f.zero ? f_fma(low, x_scale, f_set(-f.zero * x->low[first + t])) : f_mul(low, x_scale);
-                    high = f.zero ? f_fma(high, x_scale, f_set(-f.zero * x->high[first + t])) : f_mul(high, x_scale);
-                    acc[t] = f_fma(high, scale[2 * block + 1], f_fma(low, scale[2 * block], acc[t]));
+                    i32x16 low = f.zero ? i_set(low_zero[first + t]) : i_zero(), high = f.zero ? i_set(high_zero[first + t]) : i_zero();
+                    f32x16 both = f_mul(f_from_int(dot16(f.small, high, w + 4, q + 16)), scale[2 * block + 1]);
+                    both = f_fma(f_from_int(dot16(f.small, low, w, q)), scale[2 * block], both);
+                    acc[t] = f_fma(both, x_scale, acc[t]);
                     if (f.zero) continue;
                     acc[t] = f_fma(minimum[2 * block], f_set(x->low[first + t]), acc[t]);
                     acc[t] = f_fma(minimum[2 * block + 1], f_set(x->high[first + t]), acc[t]);
                 } else {
                     // Two sums of four dot products, since each waits for the one before.
-                    i32x16 dot = i_add(dot16(f.small, w, q), dot16(f.small, w + 4, q + 16));
+                    i32x16 dot = i_add(dot16(f.small, i_zero(), w, q), dot16(f.small, i_zero(), w + 4, q + 16));
                     acc[t] = f_fma(f_mul(f_from_int(dot), x_scale), scale[block], acc[t]);
                     acc[t] = f_fma(minimum[block], f_set(x->sum[first + t]), acc[t]);
                 }
