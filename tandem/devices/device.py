@@ -77,6 +77,10 @@ class Device(Protocol):
         """Returns the layout in which the device stores a matrix of a GGUF format (in lower case), and with it the data
         type of the activations that it multiplies. Asked before anything is allocated."""
 
+    def fast_head_dim(self, head_dim: int) -> int:
+        """Returns the size to which zeros at the end of heads make attention of many tokens fastest: this one, or a
+        larger one."""
+
     def free_memory(self) -> tuple[float, float]:
         """Returns the bytes that can be allocated: (in the device's fastest memory, in all)."""
 

@@ -39,6 +39,9 @@ from tandem.program.weight_plan import WeightPlan
 
 ROWS_PER_ITEM = 16  # patches of an attention item
 PART_SECONDS = 0.02  # other requests wait for so long, or for one launch
+WHOLE_PARTS = (
+    2  # an image that takes no longer than so many parts is one part, as a device has recorded it whole
+)
 
 
 def encoder_program(
@@ -72,9 +75,10 @@ class ImageEncoder:
 
     def __init__(self, model: VisionModel, device: Device, kv: str = "f16") -> None:
         """`kv`: the type of keys and values."""
-        self.model, self.config, self.device = model, model.config, device.beside()
+        self.model, self.device = model, device.beside()
+        model.widen(device.fast_head_dim(model.config.head_dim))
+        self.config = c = model.config
         self.program, layout, plan = encoder_program(model, device.weight_layout, kv)
-        c = self.config
         self._positions = model.values(POSITIONS) if c.position_side else None
         validate_on(self.device, self.program)
         self.device.allocate(self.program)
@@ -84,6 +88,7 @@ class ImageEncoder:
         self._inputs.tables[0][:] = np.arange(layout.limits.blocks)
         self._groups = {i: c.group_of(layer) for i, layer in self._attention_layers()} if c.window else {}
         self._count = 1  # launches that are replayed together
+        self._last_image = 1, float("inf")  # its patches and seconds
         # By KV group, for each entry of the work list: the last position that it sees.
         self._last: list[Array] = []
         self._width = c.out_dim // (1 + len(c.deepstack_after))
@@ -137,7 +142,14 @@ class ImageEncoder:
         """Like `encode`, a few launches at a time: yields None until the embeddings are there, so that steps of the
         language model may run in between."""
         self._write_step(pixels)
-        launch, launches, waited = 0, len(self.program.launches), 0.0
+        launch, launches, waited, total = 0, len(self.program.launches), 0.0, 0.0
+        patches, seconds = self._last_image
+        count = int(self._inputs.header[HEADER_TOKENS])
+        expected = seconds * max(1, count / patches) ** 2  # attention grows so
+        if expected < WHOLE_PARTS * PART_SECONDS and not self._groups:
+            begun = time.perf_counter()
+            self._recording.replay()
+            launch, total = launches, time.perf_counter() - begun
         while launch < launches:
             if waited > PART_SECONDS:
                 yield None
@@ -149,9 +161,10 @@ class ImageEncoder:
             begun = time.perf_counter()
             self._recording.replay(launch, end)
             seconds, launch = time.perf_counter() - begun, end
-            waited += seconds
+            waited, total = waited + seconds, total + seconds
             # Few calls if launches are short, as on a GPU; no part much longer than PART_SECONDS if they are long.
             self._count = 2 * self._count if 4 * seconds < PART_SECONDS else max(1, self._count // 2)
+        self._last_image = count, total
         c = self.config
         tokens, results = c.tokens(pixels), [EMBEDDINGS, *map(further, range(len(c.deepstack_after)))]
         embeddings = np.concatenate([self._read(name, tokens) for name in results], axis=1)

@@ -30,6 +30,16 @@ HEAD_LANES = 32  # lanes that rotate a head of a single token
 PREFETCH_BYTES = 8 << 20
 
 
+MATRIX_HEAD_DIMS = (64, 128, 256)  # head sizes that attention on matrix units has
+
+
+def matrix_head_dim(head_dim: int, gpu: Gpu) -> int:
+    """Returns the next head size that is on matrix units, if the GPU has them; else this one."""
+    if not has_coopmat(gpu):
+        return head_dim
+    return next((size for size in MATRIX_HEAD_DIMS if size >= head_dim), head_dim)
+
+
 def attention(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
     """One workgroup per work item, KV head and tile of queries.
 
@@ -43,11 +53,11 @@ def attention(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
     rows = 1 if counts["tokens"] <= counts["work"] else 16  # rows of most items
     # Of an item, rounded up to a power of two:
     queries_per_kv_head = 1 << (rows * int(scalars["q_heads"]) // kv_heads - 1).bit_length()
-    aligned = scalars["q_stride"] % 4 == 0 and dim in (64, 128, 256)
+    aligned = scalars["q_stride"] % 4 == 0 and dim in MATRIX_HEAD_DIMS
     if gpu.register_coopmat and aligned and KV_TYPES[int(scalars["kv"])] != "f32":
         return _attention_coopmat(scalars, counts, gpu, queries_per_kv_head, rows)
     choice = gpu.choices.of("attention", scalars, counts["tokens"], counts["work"])
-    tiles_of_matrices = rows > 1 and dim in (64, 128, 256) and KV_TYPES[int(scalars["kv"])] != "f32"
+    tiles_of_matrices = rows > 1 and dim in MATRIX_HEAD_DIMS and KV_TYPES[int(scalars["kv"])] != "f32"
     if tiles_of_matrices and has_coopmat(gpu) and choice.get("tiles", 1):
         return _attention_tiles(scalars, counts, gpu, queries_per_kv_head)
     queries = min(choice.get("queries", 8 if dim <= 256 else 4), queries_per_kv_head)

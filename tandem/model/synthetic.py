@@ -25,7 +25,7 @@ from tandem.model.config import NO_ATTENTION, NO_ROPE, ModelConfig, Rope
 from tandem.model.encoders import ENCODERS
 from tandem.model.encoders.config import VisionConfig
 from tandem.model.model import Model, as_matrix, is_matrix
-from tandem.model.vision import VisionModel
+from tandem.model.vision import BLOCK, VisionModel
 from tandem.program.graph import DeltaHeads, ScanHeads, Vector
 from tandem.program.program import Tensor
 from tandem.program.weight_plan import WeightPlan
@@ -297,6 +297,10 @@ class SyntheticVision(VisionModel):
             "gemma3", patch, 4, 1152, 4304, 27, 16, 1e-6, (0.5,) * 3, (0.5,) * 3, model.dim, (size // patch) ** 2, size
         )  # fmt: skip
         self.encoder = ENCODERS["gemma3"]
+
+    def widen(self, head_dim: int) -> None:
+        ffn_dim = -(-self.config.ffn_dim // BLOCK) * BLOCK
+        self.config = replace(self.config, head_width=head_dim, ffn_dim=ffn_dim)
 
     def matrices(self) -> dict[str, tuple[str, int, int]]:
         shapes = self.encoder.tensors(self.config).items()

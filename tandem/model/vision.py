@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack, closing, suppress
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 import numpy as np
 
@@ -27,6 +28,15 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 FLOATS = ("F32", "F16", "BF16")
+BLOCK = 32  # columns of a matrix that kernels read together
+ABSENT = -1  # the place of a row or column of zeros
+
+
+class _Moved(NamedTuple):
+    """The places in the file of a matrix's rows and columns, or ABSENT."""
+
+    rows: Array
+    columns: Array | None  # None: as in the file
 
 
 class VisionModel(GGUF):
@@ -34,13 +44,13 @@ class VisionModel(GGUF):
     encoder: ModuleType
     tables: dict[str, Array]  # vectors that a Program uses but the file does not have
     _derived: dict[str, Array]  # matrices in another form than the file's: float32 [rows, columns]
-    _order: dict[str, Array]  # of the rows of matrices, where it is not that of the file
+    _moved: dict[str, _Moved]  # matrices whose rows and columns are elsewhere in the file
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> Self:
         model = super().open(path)
         try:
-            model.tables, model._derived, model._order = {}, {}, {}
+            model.tables, model._derived, model._moved = {}, {}, {}
             model._read()
         except BaseException:
             model.close()
@@ -125,7 +135,56 @@ class VisionModel(GGUF):
     def reorder(self, name: str, order: Array) -> None:
         """Changes the order of a matrix's rows."""
         if self.tensor(name).shape[:1] == order.shape:  # the shape is checked later
-            self._order[name] = order
+            self._move(name, order, None)
+
+    def widen(self, head_dim: int) -> None:
+        """Appends zeros to heads, up to `head_dim` columns, and to what feed-forwards hide, up to a multiple of BLOCK
+        columns: shapes that devices are fast with. The results stay the same."""
+        c = self.config
+        inner = -(-c.ffn_dim // BLOCK) * BLOCK
+        parts = [f"v.blk.{i}.{part}" for i in range(c.layers) for part in ("attn_out", "ffn_down")]
+        if inner > c.ffn_dim and all(self._is_float(f"{name}.weight") for name in parts[1::2]):
+            hidden = np.where(np.arange(inner) < c.ffn_dim, np.arange(inner), ABSENT)
+            for i in range(c.layers):
+                for part in ("ffn_up", "ffn_gate"):
+                    self._move_rows(f"v.blk.{i}.{part}", hidden)
+                self._move(f"v.blk.{i}.ffn_down.weight", None, hidden)
+            self.config = replace(self.config, ffn_dim=inner)
+        may = (
+            c.layers
+            and head_dim > c.head_dim
+            and not c.head_width
+            and getattr(self.encoder, "WIDENS_HEADS", True)
+        )
+        if may and all(self._is_float(f"{name}.weight") for name in parts[::2]):
+            own = np.arange(c.heads)[:, None] * c.head_dim + np.arange(head_dim)
+            columns = np.where(np.arange(head_dim) < c.head_dim, own, ABSENT).ravel()
+            for i in range(c.layers):
+                for part in ("attn_q", "attn_k", "attn_v"):
+                    self._move_rows(f"v.blk.{i}.{part}", columns)
+                self._move(f"v.blk.{i}.attn_out.weight", None, columns)
+            self.config = replace(self.config, head_width=head_dim)
+
+    def _is_float(self, name: str) -> bool:
+        return self.tensor(name).format.name in FLOATS
+
+    def _move_rows(self, name: str, rows: Array) -> None:
+        """Of a matrix and its bias, if there are such."""
+        if f"{name}.weight" in self.tensors:
+            self._move(f"{name}.weight", rows, None)
+        if (bias := f"{name}.bias") in self.tensors:
+            self.tables[bias] = np.append(self.values(bias), np.float32(0))[rows]
+
+    def _move(self, name: str, rows: Array | None, columns: Array | None) -> None:
+        info = self.tensor(name)
+        self.tensors[f"{name}.file"] = info
+        shape = tuple(
+            size if places is None else len(places)
+            for size, places in zip(info.shape, (rows, columns), strict=True)
+        )
+        nbytes = shape[0] * info.format.row_bytes(shape[1])
+        self.tensors[name] = info._replace(shape=shape, nbytes=nbytes)
+        self._moved[name] = _Moved(np.arange(shape[0]) if rows is None else rows, columns)
 
     def values(self, name: str) -> Array:
         if name in self._derived:
@@ -136,14 +195,26 @@ class VisionModel(GGUF):
     def read_rows(self, name: str, first: int, out: Array) -> None:
         if name in self._derived:
             out[:] = self._derived[name][first : first + len(out)].view(np.uint8)
-        elif name in self._order:
-            rows = self._order[name][first : first + len(out)]
-            low = rows.min()
-            read = np.empty((rows.max() + 1 - low, out.shape[1]), np.uint8)
-            super().read_rows(name, low, read)
-            out[:] = read[rows - low]
+        elif name in self._moved:
+            self._read_moved(name, first, out)
         else:
             super().read_rows(name, first, out)
+
+    def _read_moved(self, name: str, first: int, out: Array) -> None:
+        source, (places, columns) = f"{name}.file", self._moved[name]
+        rows, info = places[first : first + len(out)], self.tensor(source)
+        low = max(0, rows.min())
+        read = np.zeros((max(0, rows.max() + 1 - low) + 1, info.row_bytes), np.uint8)  # the last row stays 0
+        super().read_rows(source, low, read[:-1])
+        found = read[np.where(rows == ABSENT, len(read) - 1, rows - low)]
+        if columns is None:
+            out[:] = found
+            return
+        element = np.uint32 if info.format.name == "F32" else np.uint16
+        values: Array = np.zeros((len(out), len(columns)), element)
+        given = columns != ABSENT
+        values[:, given] = found.view(element)[:, columns[given]]
+        out[:] = values.view(np.uint8)
 
     # ---- the Program
 

@@ -11,6 +11,7 @@ import pytest
 
 from tandem import LLM
 from tandem.devices.backends import open_device
+from tandem.devices.cpu.device import CPUDevice
 from tandem.engine import image_encoder
 from tandem.engine.image_encoder import ImageEncoder
 from tandem.engine.images import PLACEHOLDER, Image, ImageSpan, PromptIds
@@ -53,6 +54,16 @@ def test_encoder_equals_transformers(name: str, kv: str, monkeypatch: pytest.Mon
         assert np.abs(found - expected).max() < (2e-5 if kv == "f32" else 1e-2)
         *waiting, again = encoder.encode_in_parts(pixels)
         assert set(waiting) == {None} and again is not None and (again == found).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_zeros_at_the_end_of_heads_change_nothing(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CPUDevice, "fast_head_dim", lambda self, head_dim: 64)
+    encoder = open_encoder("cpu", "f32", name)
+    widened = name not in ("gemma4", "gemma4-shared", "gemma4u")
+    assert (encoder.config.head_width == 64) == widened and encoder.config.ffn_dim % 32 == 0
+    for pixels, expected in images_of(golden_of(name)):
+        assert np.abs(encoder.encode(pixels) - expected).max() < 2e-5
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -59,6 +59,9 @@ class CPUDevice:
     def weight_layout(self, format: str, rows: int, columns: int) -> Layout:
         return panel_layout(format, rows, columns)
 
+    def fast_head_dim(self, head_dim: int) -> int:
+        return head_dim
+
     def free_memory(self) -> tuple[float, float]:
         """Without the memory that other models of this process have allocated but not touched yet."""
         given = sum(len(memory) for device in CPUDevice._open for memory, _ in device._arenas.values())

@@ -64,6 +64,9 @@ class SplitDevice:
             )
         return layout
 
+    def fast_head_dim(self, head_dim: int) -> int:
+        return head_dim
+
     def free_memory(self) -> tuple[float, float]:
         """Returns the devices' own memory, plus the host memory counted once."""
         free = [(device.shares_memory, *device.free_memory()) for device in self.devices]

@@ -133,6 +133,9 @@ class TensorParallelDevice:
     def weight_layout(self, format: str, rows: int, columns: int) -> Layout:
         return self.main.weight_layout(format, rows, columns)
 
+    def fast_head_dim(self, head_dim: int) -> int:
+        return self.main.fast_head_dim(head_dim)
+
     def free_memory(self) -> tuple[float, float]:
         return self.main.free_memory()
 

@@ -42,6 +42,7 @@ from tandem.devices.vulkan.recording import VulkanRecording, bucket
 from tandem.devices.vulkan.staging import STAGING_BYTES, Staging
 from tandem.devices.vulkan.tuned import tuned_file
 from tandem.kernels.abi import PANEL_ROWS
+from tandem.kernels.attention_dispatch import matrix_head_dim
 from tandem.kernels.dispatch import SCRATCH_BYTES
 from tandem.kernels.kernel import Counts
 from tandem.kernels.layout import Layout
@@ -178,6 +179,9 @@ class VulkanDevice:
 
     def weight_layout(self, format: str, rows: int, columns: int) -> Layout:
         return panel_layout(format, rows, columns)
+
+    def fast_head_dim(self, head_dim: int) -> int:
+        return matrix_head_dim(head_dim, self.capabilities)
 
     def free_memory(self) -> tuple[float, float]:
         return usable(self.capabilities, self.heaps_free(), host_memory(), self.gpu_memory)

@@ -4,6 +4,7 @@ one. A module has
     ARCHITECTURES       of the language models that take its embeddings
     MARK                what their chat templates write for an image: a token of the vocabulary
     ALONE               the same with what goes around it, for templates that know no images
+    WIDENS_HEADS        False if heads must not end with zeros
     config(m)           VisionConfig, from the metadata
     prepare(model)      changes tensors of the file that the Program wants in another form
     tables(model)       vectors that ops use but the file does not have, if there are any

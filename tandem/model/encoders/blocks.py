@@ -32,8 +32,9 @@ def siglip_tensors(c: VisionConfig) -> Shapes:
     for i in range(c.layers):
         for norm in ("ln1", "ln2"):
             shapes |= norm_shapes(f"v.blk.{i}.{norm}", c.dim)
-        for part in ("attn_q", "attn_k", "attn_v", "attn_out"):
-            shapes |= linear_shapes(f"v.blk.{i}.{part}", c.dim, c.dim)
+        for part in ("attn_q", "attn_k", "attn_v"):
+            shapes |= linear_shapes(f"v.blk.{i}.{part}", c.heads_dim, c.dim)
+        shapes |= linear_shapes(f"v.blk.{i}.attn_out", c.dim, c.heads_dim)
         shapes |= linear_shapes(f"v.blk.{i}.ffn_up", c.ffn_dim, c.dim)
         shapes |= linear_shapes(f"v.blk.{i}.ffn_down", c.dim, c.ffn_dim)
     return shapes
@@ -68,9 +69,10 @@ def siglip_layer(b: Builder, c: VisionConfig, x: Value, layer: int) -> Value:
 def attention(b: Builder, c: VisionConfig, h: Value, layer: int) -> Value:
     """Attention of all patches to all, or to those of their window, with RoPE if the encoder rotates."""
     name, rotated = f"v.blk.{layer}", c.head_dim if c.rotates else 0
-    q, k, v = (linear(b, h, f"{name}.attn_{part}", c.dim) for part in "qkv")
+    q, k, v = (linear(b, h, f"{name}.attn_{part}", c.heads_dim) for part in "qkv")
+    size = c.heads_dim // c.heads
     heads = Heads(
-        layer, c.group_of(layer), c.heads, c.heads, c.head_dim, rotated, False, NO_TABLE, 0, c.head_dim**-0.5
+        layer, c.group_of(layer), c.heads, c.heads, size, rotated, False, NO_TABLE, 0, c.head_dim**-0.5
     )
     if rotated:
         q, k = b.rope(q, k, heads)

@@ -37,6 +37,7 @@ class VisionConfig:
     max_pixels: int = 0
     # Rows of the square of learned positions, if the host interpolates them; or of the tables by column and by row.
     position_side: int = 0
+    head_width: int = 0  # columns of a head with zeros after its own; 0: there are none
     clamps: bool = False  # what matrices read and write is clamped
     standardises: bool = False  # pooled patches: minus a bias, times a factor
     rope_base: float = (
@@ -53,6 +54,11 @@ class VisionConfig:
     @property
     def head_dim(self) -> int:
         return self.dim // self.heads
+
+    @property
+    def heads_dim(self) -> int:
+        """Columns of all heads."""
+        return self.heads * (self.head_width or self.head_dim)
 
     @property
     def patch_dim(self) -> int:
@@ -110,11 +116,16 @@ class VisionConfig:
         """uint8 [height, width, channels] -> normalised float32 [patches, channels * size * size], in the order of the
         encoder's tokens."""
         size, (rows, columns) = self.patch_size, (side * self.merge for side in self.grid(pixels))
-        mean, std = np.array(self.mean, np.float32), np.array(self.std, np.float32)
-        scaled = (pixels.astype(np.float32) * np.float32(1 / 255) - mean) / std
-        patches = scaled.reshape(rows, size, columns, size, CHANNELS).transpose(0, 2, 4, 1, 3)
-        ordered: Array = patches.reshape(rows * columns, -1)[self.places(pixels)]
-        return ordered
+        patches = pixels.reshape(rows, size, columns, size, CHANNELS).transpose(0, 2, 4, 1, 3)
+        ordered = patches.reshape(rows * columns, CHANNELS, -1)[self.places(pixels)]
+        mean, std = (np.array(values, np.float32)[:, None] for values in (self.mean, self.std))
+        scaled = (
+            np.arange(256, dtype=np.float32) * np.float32(1 / 255) - mean
+        ) / std  # of each byte, by channel
+        found: Array = np.empty(ordered.shape, np.float32)
+        for channel in range(CHANNELS):
+            np.take(scaled[channel], ordered[:, channel], out=found[:, channel], mode="clip")
+        return found.reshape(rows * columns, -1)
 
 
 class VisionMetadata(Metadata):

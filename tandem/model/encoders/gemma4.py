@@ -31,6 +31,7 @@ MERGE, MAX_TOKENS = 3, 280  # of an image, unless the file says otherwise
 ROPE_BASE = 100.0
 PROJECTION, STD_BIAS, STD_SCALE = "mm.input_projection.weight", "v.std_bias", "v.std_scale"
 POOLED_WEIGHT, POOLED_BIAS = "v.pooled.weight", "v.pooled.bias"  # tables
+WIDENS_HEADS = False  # norms of heads count their columns
 LINEAR = ("attn_q", "attn_k", "attn_v", "attn_out", "ffn_gate", "ffn_up", "ffn_down")
 
 

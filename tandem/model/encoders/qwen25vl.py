@@ -51,8 +51,9 @@ def tensors(c: VisionConfig) -> blocks.Shapes:
     for i in range(c.layers):
         name = f"v.blk.{i}"
         shapes |= {f"{name}.{norm}.weight": (c.dim,) for norm in ("ln1", "ln2")}
-        for part in ("attn_q", "attn_k", "attn_v", "attn_out"):
-            shapes |= blocks.linear_shapes(f"{name}.{part}", c.dim, c.dim)
+        for part in ("attn_q", "attn_k", "attn_v"):
+            shapes |= blocks.linear_shapes(f"{name}.{part}", c.heads_dim, c.dim)
+        shapes |= blocks.linear_shapes(f"{name}.attn_out", c.dim, c.heads_dim)
         for part in ("ffn_gate", "ffn_up"):
             shapes |= blocks.linear_shapes(f"{name}.{part}", c.ffn_dim, c.dim)
         shapes |= blocks.linear_shapes(f"{name}.ffn_down", c.dim, c.ffn_dim)
