@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -93,13 +93,13 @@ class Comparison:
         self.flash: dict[str, bool] = {}  # measure: whether llama.cpp was faster with flash attention
 
     def rows(self) -> Iterator[Row]:
-        yield from self.speeds(TARGETS[self.name])
+        yield from self.speeds(dict(zip((0, *STEPS), TARGETS[self.name], strict=True)))
         yield from self.first_tokens()
 
-    def speeds(self, targets: Sequence[float]) -> Iterator[Row]:
-        """Prefill and decoding, as far as there are targets."""
+    def speeds(self, targets: Mapping[int, float]) -> Iterator[Row]:
+        """Prefill (0 sequences) and decoding, as far as there are targets."""
         with self.opened():
-            for sequences, target in zip((0, *STEPS), targets, strict=False):
+            for sequences, target in targets.items():
                 yield from self._speed(sequences, target)
 
     @contextmanager
@@ -150,7 +150,7 @@ class Comparison:
         pairs = self.pairs(sequences)
         work = Work(steps, sequences, PREFILL, self.ours.info)
         yield speed_row(measure, work, pairs, target, self.int8_gop_per_s)
-        if sequences:
+        if sequences and not self.cpu_time:  # the time in the core is of the clock
             shares = [1 - pair.ours.inside / pair.ours.seconds for pair in pairs]
             yield share_row(f"Python's share of {measure}", shares, pairs, PYTHON_SHARE)
 

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
+from tandem import LLM
 from tandem.devices.cpu.device import CPUDevice
-from tandem.engine.kv_cache import ANSWER_END, PROMPT_END
+from tandem.engine.kv_cache import ANSWER_END, PROMPT_END, REASONS
 from tandem.engine.kv_size import context_bytes
 from tandem.engine.params import SamplingParams
 from tandem.kernels.abi import KV_BLOCK
 from tandem.model.config import ModelConfig, Rope
 from tandem.model.synthetic import SyntheticModel
 from tandem.program.graph import DeltaHeads
+from tandem.server.monitoring.metrics import EngineMonitor, _engine_metrics
 from tests.engine.agent_transcript import Read, replay, transcript
 from tests.engine.tiny_models import WatchedEngine
+from tests.models.draft_heads import GOLDENS
 
 VOCAB = 1024
 BUDGET = 0.1  # of the KV memory, for checkpoints of the whole transcript
@@ -84,3 +87,19 @@ def test_turns_go_on_from_checkpoints(turns: int, tokens: int, context: int) -> 
     assert sum(states.kept.values()) > states.evicted > 0, "the budget is not used up"
     with tiny(context, prefix_caching=False) as engine:
         assert reads(engine, turns, tokens)[1] == answers
+
+
+def test_metrics_say_what_the_policy_chose() -> None:
+    with LLM(GOLDENS / "qwen35.gguf", context=256, device="cpu", threads=1) as llm:
+        for text in ("the in " * 30, "the in " * 30 + "the", "the in " * 20 + "a"):
+            llm.generate(text, max_tokens=4, temperature=0)
+        states = llm.stats().states
+        monitor = EngineMonitor(llm)
+        found = {(name, *labels.values()): value for name, _, _, labels, value in _engine_metrics(monitor)}
+        assert states and monitor.snapshot()["states"] == asdict(states)
+    assert sum(states.hits.values()) >= 1 and states.kept[PROMPT_END] >= 2
+    for reason in REASONS:
+        assert found["state_checkpoints_kept", reason] == states.kept[reason]
+        assert found["state_checkpoint_hits", reason] == states.hits[reason]
+    assert found["state_recomputed_tokens",] == states.recomputed_tokens > 0
+    assert found["state_slots",] * found["state_slot_bytes",] == states.slots * states.slot_bytes
