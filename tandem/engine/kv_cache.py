@@ -252,13 +252,11 @@ class StatePool(BlockPool):
     def _weight(self, slot: int) -> int:
         return self._saves[slot] // PAST if self._is_past[slot] else self._saves[slot]
 
-    def hit(self, hash: bytes) -> int:
-        """Adds a reference to a checkpoint from which a request begins."""
-        slot = self.acquire(hash)
+    def count_hit(self, slot: int) -> None:
+        """Notes that a request has begun with the checkpoint in a slot."""
         self.hits[self.reasons[slot]] += 1
         if self._is_past[slot]:
             self._is_past[slot], self.reasons[slot] = False, BRANCH
-        return slot
 
     def free(self, block: int) -> None:
         super().free(block)
@@ -454,7 +452,7 @@ class KVCache:
     def attach_state(self, states: SequenceStates, hash: bytes) -> None:
         """Starts a sequence with the checkpoint at the end of a prefix that `find_prefix` found."""
         if self.states:
-            states.source = self.states.hit(hash)
+            states.source = self.states.acquire(hash)
 
     def advance_state(
         self, states: SequenceStates, begin: int, count: int, spare: int

@@ -383,6 +383,8 @@ class Scheduler:
             self.prompt_tokens += len(sequence.request.prompt)
             self.cached_prompt_tokens += sequence.state.cached_prompt_tokens
             self.stateless_prompt_tokens += sequence.state.stateless_prompt_tokens
+            if self.cache.states and sequence.state.cached_prompt_tokens:
+                self.cache.states.count_hit(sequence.kv.states.source)
         sequence.state.table_row = self._free_table_rows.pop()
         sequence.state.admissions += 1
         insort(self.running, sequence, key=_order)
