@@ -3,7 +3,7 @@
 import { h } from "./dom.js";
 import { number, t } from "./i18n.js";
 
-const MARGIN = { left: 36, right: 8, top: 10, bottom: 20 }; // px
+const MARGIN = { left: 44, right: 8, top: 10, bottom: 20 }; // px
 const STEP = 0.1; // below which a value is shown with a decimal
 
 export class Chart {
