@@ -420,7 +420,7 @@ def test_the_example_has_every_setting_with_its_default() -> None:
     lines = re.findall(r"^# (\w+ = .*?)(?:  +#.*)?$", example.read_text(), re.MULTILINE)
     shown = tomllib.loads("\n".join(lines))
     settings = dataclasses.asdict(ServerSettings())
-    assert shown.keys() == settings.keys()
+    assert shown.keys() == settings.keys() - {"presets"}  # tables, which test_deploy.py reads
     for name, value in settings.items():
         assert value in (None, ()) or shown[name] == value
 
