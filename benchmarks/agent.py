@@ -125,7 +125,10 @@ def main() -> None:
     if options.output:
         about = {
             "date": datetime.now(UTC).isoformat(timespec="minutes"), "machine": machine(),
-            "settings": {key: str(value) for key, value in vars(options).items()} | {"shape": SHAPE, "layers": LAYERS},
+            "settings": {
+                "requests": options.requests, "tokens": options.tokens, "context": options.context,
+                "threads": options.threads, "peer_options": options.peer_options, "shape": SHAPE, "layers": LAYERS,
+            },
             "versions": versions(None)
             | ({"peer": output_of(options.peer, "--version").partition("\n")[0]} if options.peer else {}),
         }  # fmt: skip
