@@ -289,7 +289,7 @@ def assert_matches(
 
 def assert_array_matches(name: str, got: Array, want: Array, atol: float, rtol: float) -> None:
     """Checks floats with the tolerance, float16 with one unit more, integers exactly, and the gaps between rows."""
-    if "k_scale" in (want.dtype.names or ()):
+    if {"k_scale", "scale"} & set(want.dtype.names or ()):
         assert_kv_q8_matches(name, got, want, atol, rtol)
         return
     if want.dtype.names:
@@ -328,12 +328,16 @@ def assert_q8_matches(
 def assert_kv_q8_matches(name: str, got: Array, want: Array, atol: float, rtol: float) -> None:
     """Checks scales with the tolerance and a unit of float16; quants as equal, or off by 1 in a few and where the scale
     differs."""
-    for field, axis in (("k", -2), ("v", -1)):
-        scales, wanted = got[f"{field}_scale"], want[f"{field}_scale"]
-        assert_array_matches(f"{name}.{field}_scale", scales, wanted, atol / 127, rtol)
+    latent = "row" in (want.dtype.names or ())  # whose scales are beside each other
+    for field in ("row",) if latent else ("k", "v"):
+        scale = "scale" if latent else f"{field}_scale"
+        scales, wanted = got[scale], want[scale]
+        assert_array_matches(f"{name}.{scale}", scales, wanted, atol / 127, rtol)
         off = np.abs(got[field].astype(int) - want[field])
-        same = np.repeat(scales == wanted, KV_SCALED, axis=-2)[..., : off.shape[axis], :]
+        same = scales == wanted if latent else (scales == wanted).swapaxes(-1, -2)
+        elements = off.shape[-2 if field == "k" else -1]
+        same = np.repeat(same, KV_SCALED, axis=-1)[..., :elements]  # of each token, in order
         require(off.max(initial=0) <= 1, f"{name}.{field}: a quant is off by {off.max(initial=0)}")
         few = max(0.002, 254 * rtol) * off.size + 2
-        differing = off[same if field == "k" else same.swapaxes(-1, -2)].sum()
+        differing = off[same.swapaxes(-1, -2) if field == "k" else same].sum()
         require(differing <= few, f"{name}.{field}: {off.sum()} quants differ")

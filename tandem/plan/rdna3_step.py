@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import NamedTuple
 
-from tandem.bench.step_cost import Step, kv_read
+from tandem.bench.step_cost import ATTENTION, Step, kv_read
 from tandem.devices.rdna3.device import PHOENIX
 from tandem.devices.vulkan.fuse_launches import SINGLE, step_program
 from tandem.devices.vulkan.recording import bucket
@@ -32,8 +32,8 @@ def step_counts(step: Step, rows: int | None, queries: int) -> Counts:
 
 def launches(program: Program, step: Step, rows: int | None = None) -> list[Launched]:
     """Every launch of a step, with its work."""
-    heads = next(launch.scalars for launch in program.launches if launch.kernel.name == "attention")
-    counts = step_counts(step, rows, int(heads["q_heads"] // heads["kv_heads"]))
+    heads = next(launch.scalars for launch in program.launches if launch.kernel.name in ATTENTION)
+    counts = step_counts(step, rows, int(heads["q_heads"] // heads.get("kv_heads", 1)))
     single = all(count == 1 for _, count in step)
     limits = {**program.max_counts, "work": max(program.max_counts["work"], counts["work"])}
     sizes = {name: bucket(counts[name], limits[name]) for name in counts}

@@ -37,7 +37,7 @@ def overlap(a: Tensor, b: Tensor) -> bool:
     """Whether two tensors share bytes. Views of one matrix interleave by rows: they do if they share columns."""
     if a.arena != b.arena or a.start >= b.start + b.nbytes or b.start >= a.start + a.nbytes:
         return False
-    if a.base is not None and a.base is b.base and a.stride == b.stride > 0:
+    if a.root is b.root and a.stride == b.stride > 0:
         (begin_a, end_a), (begin_b, end_b) = a.columns, b.columns
         return begin_a < end_b and begin_b < end_a
     return True

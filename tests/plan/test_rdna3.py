@@ -124,10 +124,11 @@ def test_every_launch_of_every_format_has_counts(layout: str) -> None:
             assert work.groups > 0 and work.valu > 0 and work.dram_bytes > 0, (launch.name, shader)
 
 
-# Of mixtures of experts, hybrids and Gemma 4: of these launches, the bytes alone count.
+# Of mixtures of experts, hybrids, latent attention and Gemma 4: of these launches, the bytes alone count.
 UNCOUNTED = {
     "route", "route_group", "group_tokens", "gather_tokens", "combine", "quantise", "scale", "glu",
-    "activate_slots", "delta_rule", "gated_norm", "group_norm", "short_conv", "ssm_scan",
+    "activate_slots", "delta_rule", "gated_norm", "group_norm", "short_conv", "ssm_scan", "attention_latent",
+    "store_latent",
 }  # fmt: skip
 
 
