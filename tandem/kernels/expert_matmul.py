@@ -7,6 +7,7 @@ matmul_coopmat_reg.slang and matmul_float.slang.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -40,7 +41,7 @@ from tandem.kernels.experts import (
 )
 from tandem.kernels.kernel import Array, Buffer, Case, Cost, Counts, Grid, Kernel, Scalars
 from tandem.kernels.matmul import gated, layout_of, panels, random_panels, unpack_panels
-from tandem.kernels.matmul_dispatch import PANELS_PER_GROUP, REG_TOKENS
+from tandem.kernels.matmul_dispatch import PANELS_PER_GROUP, REG_TOKENS, matmul_dots
 from tandem.kernels.panels import LAYOUT_NAMES, LAYOUTS
 from tandem.kernels.q8_tiles import q8_bytes, q8_pack, q8_store, q8_unpack, q8_zeros
 from tandem.kernels.rows import rows_bytes
@@ -167,10 +168,46 @@ def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
     if on_matrix_units := dispatch_coopmat(False, scalars, counts, gpu):
         return on_matrix_units
     if LAYOUTS[layout].quantised:
+        if dots_are_fastest(scalars, counts, gpu):
+            return dispatch_dots(BY_SLOT, scalars, counts, gpu)
         return dispatch_rows(False, scalars, counts, gpu)
     threads = min(128, gpu.workgroup_invocations)
     sums = threads // gpu.subgroup_min * PANEL_ROWS * FLOAT_TOKENS
     return Dispatch(count // 4 if scalars["epilogue"] else count, experts, constants=(threads, sums))
+
+
+# ---- integer dot products, a block a lane: the shader of dense matmuls of one or two tokens
+
+MAX_DOT_TOKENS = 4  # up to this number of tokens, they are faster than matrix units
+MAX_DOT_SLOTS = 1.3  # and up to this number of slots of an expert in use, on average
+MAX_SINGLE_TOKENS = 1  # up to this number, a workgroup takes one slot at a time; else two
+BY_SLOT, BY_TOKEN, ONE_TOKEN = 1, 2, 3  # whose activations experts read: GROUPED of matmul.slang
+
+
+def takes_dots(scalars: Scalars, counts: Counts) -> bool:
+    """Whether experts have so few slots that matrix units do not pay."""
+    tokens = counts["tokens"]
+    if tokens <= MAX_DOT_TOKENS:
+        return True
+    each = tokens * scalars["used"] / expected_experts(tokens, scalars)
+    return LAYOUTS[layout_of(scalars)].quantised and each <= MAX_DOT_SLOTS
+
+
+def dots_are_fastest(scalars: Scalars, counts: Counts, gpu: Gpu) -> bool:
+    """Where activations are in scalar registers (AMD), a row a lane is faster."""
+    return takes_dots(scalars, counts) and gpu.vendor != "AMD"
+
+
+def dispatch_dots(grouped: int, scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
+    """y: workgroups, each for an expert in use."""
+    tokens, each = counts["tokens"], panels(int(scalars["rows"]))
+    in_use = expected_experts(tokens, scalars)
+    at_a_time = 1 if tokens <= MAX_SINGLE_TOKENS else 2
+    fill = 1 if tokens <= MAX_DOT_TOKENS else 2  # more threads for several slots
+    dense = matmul_dots(layout_of(scalars), scalars, int(each * in_use) // fill, at_a_time, gpu, {})
+    y = most_experts(tokens, scalars)
+    constants = (*padded(dense.constants, GROUPED_CONSTANT), grouped, y)
+    return replace(dense, x=each // 4 if scalars["epilogue"] else each, y=y, constants=constants)
 
 
 ONE_TOKEN_CONSTANT = 6  # of matmul_rows.slang
@@ -193,8 +230,7 @@ def dispatch_rows(one_token: bool, scalars: Scalars, counts: Counts, gpu: Gpu) -
 
 # ---- cooperative matrices, with weights in registers: an expert's rows for all of its slots, some tiles at a time
 
-MAX_DOT_TOKENS = 4  # up to this number, dot products are faster
-GROUPED_CONSTANT, BY_SLOT, BY_TOKEN = 6, 1, 2  # of matmul_coopmat_reg.slang
+GROUPED_CONSTANT = 6  # of matmul_coopmat_reg.slang and matmul.slang: BY_SLOT or BY_TOKEN
 
 
 def dispatch_coopmat(by_token: bool, scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch | None:
@@ -203,7 +239,7 @@ def dispatch_coopmat(by_token: bool, scalars: Scalars, counts: Counts, gpu: Gpu)
     quantised = LAYOUTS[layout].quantised
     if not gpu.register_coopmat or columns % 32 or not (quantised or layout in FLOAT_TYPES):
         return None
-    if counts["tokens"] <= MAX_DOT_TOKENS:
+    if takes_dots(scalars, counts):
         return None
     pairs, tiles, split_k, units = coopmat_shape(scalars, counts["tokens"])
     # The last tiles that are read may be no longer those of an expert.

@@ -16,8 +16,11 @@ from tandem.kernels.panels import LAYOUTS
 def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch | None:
     if on_matrix_units := expert_matmul.dispatch_coopmat(True, scalars, counts, gpu):
         return on_matrix_units
-    one = counts["tokens"] == 1 and LAYOUTS[layout_of(scalars)].quantised
-    return expert_matmul.dispatch_rows(True, scalars, counts, gpu) if one else None
+    one, quantised = counts["tokens"] == 1, LAYOUTS[layout_of(scalars)].quantised
+    if quantised and expert_matmul.dots_are_fastest(scalars, counts, gpu):
+        grouped = expert_matmul.ONE_TOKEN if one else expert_matmul.BY_TOKEN
+        return expert_matmul.dispatch_dots(grouped, scalars, counts, gpu)
+    return expert_matmul.dispatch_rows(True, scalars, counts, gpu) if one and quantised else None
 
 
 BY_LAYOUT = {

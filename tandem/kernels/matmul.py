@@ -291,6 +291,8 @@ def random_panels(
     data = rng.integers(0, 256, (count, columns // info.span, info.chunk_bytes), dtype=np.uint8)
     largest = 1.5 * size / SPREADS[layout] if size else 0.002 if info.span == 256 else 0.01
     scales = rng.uniform(0.2, 1.0, (*data.shape[:2], PANEL_ROWS)) * largest
+    if size and layout in ("q4_0", "q5_0", "q6_k", "q3_k"):  # whose quants have a mean of -1/2
+        scales[:, 1::2] *= -1
     if layout == "mxfp4":
         data[..., -PANEL_ROWS:] = (scales.astype(np.float32).view(np.uint32) >> 23).astype(np.uint8)
         return data

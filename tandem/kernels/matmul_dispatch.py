@@ -56,7 +56,7 @@ def matmul(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
         return _matmul_coopmat(layout, scalars, panels, tokens, gpu, choice)
     if path == "rows":
         return _matmul_rows(layout, panels, tokens, gpu, choice)
-    return _matmul_dots(layout, scalars, panels, tokens, gpu, choice)
+    return matmul_dots(layout, scalars, panels, tokens, gpu, choice)
 
 
 def matmul_path(scalars: Scalars, counts: Counts, gpu: Gpu) -> Path:
@@ -164,7 +164,7 @@ def _matmul_float(
 # ---- integer dot products
 
 
-def _matmul_dots(
+def matmul_dots(
     layout: str, scalars: Scalars, panels: int, tokens: int, gpu: Gpu, choice: Choice
 ) -> Dispatch:
     """Computes 1, 2, 4 or 8 tokens at a time."""

@@ -61,11 +61,13 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
 
 
 def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch | None:
-    """One workgroup for one token, with a thread for each expert; None for too many of either."""
+    """One workgroup for one token, with a thread for each expert; y: those after the first quantise a part of the
+    token. None for too many of either."""
     threads = max(64, 1 << (int(scalars["experts"]) - 1).bit_length())
     if counts["tokens"] > MAX_TOKENS or threads > gpu.workgroup_invocations:
         return None
-    return Dispatch(counts["tokens"], constants=(threads,), scratch="w")
+    parts = -(-int(scalars["dim"]) // (4 * threads))
+    return Dispatch(counts["tokens"], 1 + parts, constants=(threads,), scratch="w")
 
 
 KERNEL = Kernel(

@@ -14,8 +14,8 @@ from tandem.devices.vulkan import tuned
 from tandem.devices.vulkan.capabilities import Capabilities, MatrixShape
 from tandem.devices.vulkan.compile_shaders import KERNELS
 from tandem.devices.vulkan.shader_modules import SPIRV, shader_modules
-from tandem.kernels import all_kernels, attention_rope, matmul
-from tandem.kernels.abi import MAX_BUFFERS, PANEL_ROWS, PART_NORM, PART_ROPE, PART_STORE
+from tandem.kernels import all_kernels, attention_rope, expert_matmul, matmul
+from tandem.kernels.abi import EPILOGUE_SILU_GLU, MAX_BUFFERS, PANEL_ROWS, PART_NORM, PART_ROPE, PART_STORE
 from tandem.kernels.attention_dispatch import KEY_SUBGROUPS, MAX_QUERY_FLOATS
 from tandem.kernels.dispatch import CHOSEN_CONSTANT, COUNTERS, Dispatch
 from tandem.kernels.dispatch_table import DISPATCH_RULES, dispatch
@@ -244,3 +244,27 @@ def test_constants_are_those_of_the_shaders() -> None:
     ) == (str(KEY_SUBGROUPS),)
     quarters = re.findall(r"^QUARTERS\((\w+)", (KERNELS / "matmul.slang").read_text(), re.M)
     assert tuple(quarters) == QUARTERS
+
+
+@pytest.mark.parametrize(
+    ("experts", "used", "tokens", "shader"),
+    [
+        (128, 8, 1, "t1"),
+        (128, 8, 2, "t2"),
+        (128, 8, 8, "t2"),
+        (128, 8, 16, "qu"),
+        (32, 4, 4, "t2"),
+        (32, 4, 8, "qu"),
+    ],
+)
+def test_experts_with_about_one_slot_take_a_block_a_lane(
+    experts: int, used: int, tokens: int, shader: str
+) -> None:
+    """With more, matrix units pay; the threads of two slots are more than those of one."""
+    device = replace(ALL_MAPPED, register_coopmat=True)
+    scalars = {
+        "format": LAYOUT_NAMES.index("q4_k"), "rows": 1536, "columns": 2048, "experts": experts, "used": used,
+        "epilogue": EPILOGUE_SILU_GLU, "out_q8": 1, "x_stride": 2048, "out_stride": 768, "panels_per_item": 4,
+    }  # fmt: skip
+    found = expert_matmul.dispatch(scalars, {"tokens": tokens, "rows": 1, "work": tokens}, device)
+    assert f"q4_k_{shader}" in found.shader and found.y == min(experts, tokens * used)
