@@ -34,7 +34,7 @@ def main(options: argparse.Namespace) -> int:
     workloads, older = _workloads(options), read_result(options.compare) if options.compare else None
     _check(options)
     file = None if options.synthetic else model_file(options.model)
-    model: Model = open_model(file) if file else SyntheticModel(options.synthetic)
+    model: Model = open_model(file) if file else SyntheticModel(options.synthetic, skew=options.skew)
     _check_length(workloads, model.config.trained_context)
     if options.images and file and not sees(file):
         raise RequestError("--images needs the vision encoder beside the model: fetch its mmproj file")
@@ -68,6 +68,9 @@ def main(options: argparse.Namespace) -> int:
             peer=peer if options.against else None,
             tell=note,
         )
+        if options.synthetic and model.config.experts:
+            skewed = f"skewed by {options.skew:g}" if options.skew else "uniformly"
+            result["notes"].append(f"random weights: tokens choose their experts {skewed}")
         if options.placement != "layers":
             result["notes"].append(f"partitions: {device.describe()}")
     finally:
@@ -108,6 +111,8 @@ def _check(options: argparse.Namespace) -> None:
     """Refuses wrong options before a model is downloaded."""
     if options.against and options.synthetic:
         raise UsageError("--against llama.cpp needs a file: give a MODEL instead of --synthetic")
+    if options.skew and not options.synthetic:
+        raise UsageError("--skew is for random weights: add --synthetic SHAPE:FORMAT")
     if options.images and options.synthetic:
         raise UsageError("--images needs a file: give a MODEL instead of --synthetic")
     if options.peer and not options.against:

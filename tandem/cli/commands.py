@@ -245,6 +245,13 @@ def _bench(commands: Any) -> None:
         metavar="SHAPE:FORMAT",
         help="random weights instead of a file, such as gemma-3-27b:q4_0",
     )
+    bench.add_argument(
+        "--skew",
+        type=above_zero,
+        default=0.0,
+        metavar="S",
+        help="with --synthetic: how unevenly the tokens of a mixture choose experts; 0: uniformly (0)",
+    )
     for short, name, kind, default, meaning in (
         ("-p", "prompt", numbers, 512, "prompt tokens; 0: no prefill test"),
         ("-n", "generate", numbers, 128, "tokens that each sequence generates; 0: no decode test"),

@@ -2,7 +2,10 @@
 
 `gemma-3-27b:q4_0` has every matrix in q4_0 except the embedding, which is also the LM head and is q6_k as in published
 files. `gemma-3-27b:q4_k_m` mixes q4_k and q6_k as published files of that name do. Speed does not depend on the
-weights; the text of such a model is random.
+weights, but for mixtures of experts; the text of such a model is random.
+
+The tokens of a mixture choose their experts uniformly, independently of each other: what layers add to the residual
+stream is small beside the embedding, which differs for each token. With a `skew`, some experts are chosen more often.
 """
 
 from __future__ import annotations
@@ -31,6 +34,15 @@ from tandem.program.program import Tensor
 from tandem.program.weight_plan import WeightPlan
 
 PATTERN_BYTES = 16 << 20  # random bytes for each layout, repeated over its matrices
+# The matrices of a mixture whose results are added to the residual stream: their weights are divided by LITTLE.
+RESIDUAL = (
+    "attn_output.weight",
+    "ffn_down.weight",
+    "ffn_down_exps.weight",
+    "ffn_down_shexp.weight",
+    "ssm_out.weight",
+)
+LITTLE, ROUTER = 16, "ffn_gate_inp.weight"
 HEAD_LAYOUT = "q6_k"  # layout of the head in published files, except in files of the WIDER formats
 WIDER = ("q8_0", "f16", "bf16", "f32")
 # Mixtures of published files: most matrices in the first layout; in some layers, MIXED matrices in the second.
@@ -231,10 +243,12 @@ SHAPES = {
 class SyntheticModel(Model):
     """`name`: SHAPE or SHAPE:LAYOUT. `layers`: the number of layers to keep, for tests.
 
-    `gguf`: the file that names it, if any (synthetic_file.py).
+    `gguf`: the file that names it, if any (synthetic_file.py). `skew`: see _skewed; 0: tokens choose experts uniformly.
     """
 
-    def __init__(self, name: str, layers: int | None = None, gguf: GGUF | None = None) -> None:
+    def __init__(
+        self, name: str, layers: int | None = None, gguf: GGUF | None = None, skew: float = 0.0
+    ) -> None:
         shape, _, layout = name.lower().partition(":")  # formats are written both ways
         layout = layout or "q4_0"
         if shape not in SHAPES or layout not in (*LAYOUTS, *MIXTURES):
@@ -251,7 +265,7 @@ class SyntheticModel(Model):
         }
         self.config = ModelConfig(**{**vars(full), "layers": count, **by_layer})
         self.architecture = ARCHITECTURES[self.config.architecture]
-        self.shape, self.layout = shape, layout
+        self.shape, self.layout, self.skew = shape, layout, skew
         if gguf:
             self.gguf = gguf
 
@@ -285,7 +299,7 @@ class SyntheticModel(Model):
         return sum(choose(*matrix).matrix_bytes(*matrix[1:]) for matrix in self.matrices().values())
 
     def load(self, plan: WeightPlan, device: Device, context: int) -> None:
-        _load(plan, device, self.tables(context))
+        _load(plan, device, self.tables(context), bool(self.config.experts), self.skew)
 
 
 class SyntheticVision(VisionModel):
@@ -310,22 +324,41 @@ class SyntheticVision(VisionModel):
         _load(plan, device, {})
 
 
-def _load(plan: WeightPlan, device: Device, tables: dict[str, Array]) -> None:
-    """Fills the device's "weights" arena. `tables`: what architectures compute."""
-    rng, patterns = np.random.default_rng(0), dict[tuple[str, int], Array]()
+def _load(
+    plan: WeightPlan, device: Device, tables: dict[str, Array], experts: bool = False, skew: float = 0.0
+) -> None:
+    """Fills the device's "weights" arena. `tables`: what architectures compute. `experts`: it is a mixture."""
+    rng, patterns = np.random.default_rng(0), dict[tuple[str, int, float], Array]()
     for packed in plan.matrices.values():
-        layout, columns = packed.tensor.dtype, packed.parts[0].columns
-        if (layout, columns) not in patterns:
-            size = min(PATTERN_BYTES, packed.tensor.nbytes)
-            panels = max(1, size // LAYOUTS[layout].matrix_bytes(PANEL_ROWS, columns))
-            made = random_panels(layout, panels * PANEL_ROWS, columns, rng, columns**-0.5)
-            patterns[layout, columns] = made.reshape(-1).view(np.uint8)
-        _fill(device, packed.tensor, patterns[layout, columns])
+        layout, columns, name = packed.tensor.dtype, packed.parts[0].columns, packed.parts[0].name
+        size = columns**-0.5
+        if experts and name.endswith(RESIDUAL):
+            size /= LITTLE
+        if experts and name == "token_embd.weight":
+            size = 1.0
+        if (layout, columns, size) not in patterns:
+            nbytes = min(PATTERN_BYTES, packed.tensor.nbytes)
+            panels = max(1, nbytes // LAYOUTS[layout].matrix_bytes(PANEL_ROWS, columns))
+            made = random_panels(layout, panels * PANEL_ROWS, columns, rng, size)
+            patterns[layout, columns, size] = made.reshape(-1).view(np.uint8)
+        pattern = patterns[layout, columns, size]
+        if skew and name.endswith(ROUTER):
+            pattern = _skewed(pattern, packed.parts[0].rows, columns, skew)
+        _fill(device, packed.tensor, pattern)
     for vector in plan.vectors.values():
         padded = np.zeros(vector.tensor.nbytes // 4, np.float32)
         values = np.concatenate([_vector(part, tables) for part in vector.parts])
         padded[: len(values)] = values
         device.write(vector.tensor, padded.view(np.uint8))
+
+
+def _skewed(pattern: Array, rows: int, columns: int, skew: float) -> Array:
+    """A router in float32 whose row i is divided by (i + 1)^skew: the first experts have the highest and the lowest
+    logits, so that they are chosen more often."""
+    made = pattern[: 4 * rows * columns].view(np.float32).reshape(-1, columns, PANEL_ROWS)
+    factors = (1.0 + np.arange(rows)) ** -skew
+    skewed = made * factors.astype(np.float32).reshape(-1, 1, PANEL_ROWS)
+    return skewed.reshape(-1).view(np.uint8)
 
 
 def _has_better(layer: int, layers: int) -> bool:
@@ -343,9 +376,11 @@ def _fill(device: Device, tensor: Tensor, pattern: Array) -> None:
 
 
 def _vector(part: Vector | int, tables: dict[str, Array]) -> Array:
-    """Returns norm weights of 1, so that activations stay of order 1 in any number of layers."""
+    """Returns norm weights of 1, so that activations stay of order 1 in any number of layers, and biases of 0."""
     if isinstance(part, int):
         return np.zeros(part, np.float32)
     if part.name in tables:
         return tables[part.name].ravel()
+    if part.name.endswith(".bias") and "ssm" not in part.name:
+        return np.zeros(part.size, np.float32)
     return np.full(part.size, -1.0 if part.name.endswith(".ssm_a") else 1.0, np.float32)  # states decay

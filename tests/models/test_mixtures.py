@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 
 from tandem import LLM
+from tandem.devices.cpu.device import CPUDevice
+from tandem.engine.engine import Engine
 from tandem.errors import ModelFileError
 from tandem.model.architectures import blocks
+from tandem.model.synthetic import SyntheticModel
 from tandem.program.graph import Routing
 from tests.models.llama_cpp import LlamaCpp
 from tests.models.mixtures import Array, as_dense, as_mixture, copy, mixture_keys, with_mxfp4_experts
@@ -132,3 +135,21 @@ def test_missing_and_ragged_experts_are_errors(tmp_path: Path, part: str) -> Non
         load(copy(GOLDENS / "qwen2moe.gguf", tmp_path / "missing.gguf", {}, missing))
     with pytest.raises(ModelFileError, match="shape"):
         load(copy(GOLDENS / "qwen2moe.gguf", tmp_path / "ragged.gguf", {}, ragged))
+
+
+@pytest.mark.parametrize(("skew", "least", "most"), [(0.0, 29, 44), (2.0, 1, 28)])
+def test_tokens_of_a_synthetic_mixture_choose_experts_uniformly_or_skewed(
+    skew: float, least: int, most: int
+) -> None:
+    """8 tokens that choose 6 of 64 experts each are expected to use 35."""
+    model = SyntheticModel("granite-4-h-tiny:q4_0", layers=2, skew=skew)
+    device = CPUDevice(threads=2)
+    try:
+        engine = Engine.load(model, device, context=32, batch=1)
+        ids = np.random.default_rng(1).integers(0, model.config.vocab, 8).tolist()
+        parts = list(engine.captured(ids, ["blk.1.ffn_router"]))
+    finally:
+        device.close()
+    logits = np.concatenate([part["blk.1.ffn_router"] for part in parts])
+    chosen = np.argsort(-logits, axis=1)[:, : model.config.experts_used]
+    assert least <= len(np.unique(chosen)) <= most
