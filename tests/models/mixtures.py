@@ -83,3 +83,67 @@ def mixture_keys(hidden: int) -> dict[str, Any]:
         "llama.expert_used_count": USED,
         "llama.feed_forward_length": hidden // 2,
     }
+
+
+# Where blocks of a format have their float16 scales and minima: bytes.
+SCALES = {"Q5_0": (0,), "Q8_0": (0,), "Q4_K": (0, 2), "Q6_K": (208,)}
+
+
+def as_quantised_mixture(source: Path, target: Path) -> Path:
+    """A qwen2 file as a qwen2moe of four experts and a shared one with the same output and the same blocks.
+
+    The shared expert has the first three groups of 256 columns of a feed-forward; experts 0 and 1 have halves of the
+    others, 2 and 3 its even and odd groups. The router's rows are r, r, -r, -r, so that a token uses 0 and 1, or 2 and
+    3, each with weight 1/2, and the gate of the shared expert is 1/2: their output is doubled.
+    """
+    reader, writer = gguf.GGUFReader(source), gguf.GGUFWriter(target, "qwen2moe")
+    hidden, columns = (
+        reader.fields[f"qwen2.{key}"].contents() for key in ("feed_forward_length", "embedding_length")
+    )
+    groups, rng = list(range(hidden // 256)), np.random.default_rng(0)
+    shared, rest = groups[:3], groups[3:]
+    half = len(rest) // 2
+    experts = [rest[:half], rest[half:], rest[::2], rest[1::2]]
+    sizes = {"feed_forward_length": half * 256, "expert_feed_forward_length": half * 256, "expert_count": EXPERTS,
+             "expert_used_count": USED, "expert_shared_feed_forward_length": 3 * 256}  # fmt: skip
+    for key, field in reader.fields.items():
+        if not key.startswith("GGUF.") and key not in ("general.architecture", "qwen2.feed_forward_length"):
+            kind, *of = field.types
+            name = key.replace("qwen2.", "qwen2moe.")
+            writer.add_key_value(name, field.contents(), kind, sub_type=of[-1] if of else None)
+    for key, size in sizes.items():
+        writer.add_uint32(f"qwen2moe.{key}", size)
+    for tensor in reader.tensors:
+        layer, _, part = tensor.name.removesuffix(".weight").rpartition(".ffn_")
+        if part not in ("gate", "up", "down"):
+            writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+            continue
+        if part == "down":
+            whole = _doubled(tensor.data, tensor.tensor_type).reshape(columns, len(groups), -1)
+            stack = np.stack([whole[:, own].reshape(columns, -1) for own in experts])
+            own = whole[:, shared].reshape(columns, -1)
+        else:
+            whole = tensor.data.reshape(len(groups), 256, -1)
+            stack = np.stack([whole[own].reshape(half * 256, -1) for own in experts])
+            own = whole[shared].reshape(3 * 256, -1)
+        for suffix, values in (("exps", stack), ("shexp", own)):
+            name = f"{layer}.ffn_{part}_{suffix}.weight"
+            writer.add_tensor(name, np.ascontiguousarray(values), raw_dtype=tensor.tensor_type)
+        if part == "gate":
+            row = (2000 / columns**0.5 * rng.standard_normal(columns)).astype(np.float32)
+            writer.add_tensor(f"{layer}.ffn_gate_inp.weight", np.stack([row, row, -row, -row]))
+            tiny = (1e-6 * rng.standard_normal(columns)).astype(np.float32)  # llama.cpp divides by it
+            writer.add_tensor(f"{layer}.ffn_gate_inp_shexp.weight", tiny)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return target
+
+
+def _doubled(blocks: Array, format: gguf.GGMLQuantizationType) -> Array:
+    found = blocks.reshape(-1, gguf.GGML_QUANT_SIZES[format][1]).copy()
+    for at in SCALES[format.name]:
+        scale = np.ascontiguousarray(found[:, at : at + 2]).view(np.float16) * np.float16(2)
+        found[:, at : at + 2] = scale.view(np.uint8).reshape(-1, 2)
+    return found.reshape(blocks.shape)

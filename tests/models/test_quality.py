@@ -16,6 +16,7 @@ import pytest
 
 from tandem import LLM
 from tests.models.llama_cpp import LlamaCpp
+from tests.models.mixtures import as_quantised_mixture
 from tests.models.reference import Array, ReferenceModel
 from tests.packages import model_path
 
@@ -53,26 +54,30 @@ def log_softmax(logits: Array) -> Array:
     return shifted
 
 
-def windows(peer: LlamaCpp, text: str, count: int) -> Iterator[tuple[list[int], list[int]]]:
-    """Sequences of 1,000 tokens, each begun as the model wants a text to begin, and the tokens one later."""
+def windows(
+    peer: LlamaCpp, text: str, count: int, window: int = WINDOW
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Sequences of `window` tokens, each begun as the model wants a text to begin, and the tokens one later."""
     start = peer.tokenize("")
     body = peer.tokenize(text)[len(start) :]
-    step = WINDOW + 1 - len(start)
+    step = window + 1 - len(start)
     assert len(body) >= count * step, f"the text has only {len(body)} tokens"
     for first in range(0, count * step, step):
         ids = start + body[first : first + step]
         yield ids[:-1], ids[1:]
 
 
-def compare(name: str, text: str, count: int) -> tuple[Score, Score]:
-    """Scores of Tandem and of llama.cpp over the first `count` windows of `text`."""
-    path = model_path(name)
-    reference, peer = ReferenceModel(path), LlamaCpp(path, context=WINDOW)
+def compare(
+    path: Path, text: str, count: int, window: int = WINDOW, of: Path | None = None
+) -> tuple[Score, Score]:
+    """Scores of Tandem and of llama.cpp over the first `count` windows of `text`. `of`: a file with the same output, of
+    which the reference is."""
+    reference, peer = ReferenceModel(of or path), LlamaCpp(path, context=window)
     ours, theirs = Score(), Score()
-    with LLM(path, device="cpu", threads=2, context=WINDOW) as llm:
-        for ids, targets in windows(peer, text, count):
+    with LLM(path, device="cpu", threads=2, context=window) as llm:
+        for ids, targets in windows(peer, text, count, window):
             hidden, logits = reference.final_hidden(ids), llm.logits(ids)
-            for row, peer_logits in zip(range(0, WINDOW, peer.batch), peer.logits(ids), strict=True):
+            for row, peer_logits in zip(range(0, window, peer.batch), peer.logits(ids), strict=True):
                 # Few at a time: 1,000 rows of Gemma's vocabulary are 1 GB.
                 rows = slice(row, row + peer.batch)
                 truth = log_softmax(reference.head(hidden[rows]))
@@ -91,7 +96,15 @@ def check(ours: Score, theirs: Score) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_as_near_to_float32_as_llama_cpp(name: str) -> None:
-    check(*compare(name, Path(__file__).with_name("text.txt").read_text(), count=1))
+    check(*compare(model_path(name), Path(__file__).with_name("text.txt").read_text(), count=1))
+
+
+@pytest.mark.soak
+def test_a_mixture_is_as_near_to_float32_as_in_llama_cpp(tmp_path: Path) -> None:
+    """Qwen2.5 Coder 0.5B as a qwen2moe with the same output: any slip in routing would show."""
+    dense, text = model_path("qwen2.5-coder-0.5b"), Path(__file__).with_name("text.txt").read_text()
+    mixture = as_quantised_mixture(dense, tmp_path / "mixture.gguf")
+    check(*compare(mixture, text, count=1, of=dense))
 
 
 @pytest.mark.soak
@@ -99,4 +112,4 @@ def test_as_near_to_float32_as_llama_cpp(name: str) -> None:
 def test_as_near_to_float32_over_50_000_tokens(name: str) -> None:
     sources = sorted(Path(sysconfig.get_path("stdlib")).glob("*.py"), key=lambda path: path.name)
     text = "".join(path.read_text(encoding="utf-8") for path in sources)[:400_000]
-    check(*compare(name, text, count=50))
+    check(*compare(model_path(name), text, count=50))
