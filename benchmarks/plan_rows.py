@@ -71,8 +71,8 @@ class _Mixed(SyntheticModel):
         for i in range(self.config.layers):
             eighth = self.config.layers // 8
             if i < eighth or i >= 7 * eighth or (i - eighth) % 3 == 2:
-                for name in (f"blk.{i}.attn_v.weight", f"blk.{i}.ffn_down.weight"):
-                    found[name] = ("q6_k", *found[name][1:])
+                names = (f"blk.{i}.{part}.weight" for part in ("attn_v", "ffn_down", "ffn_down_exps"))
+                found |= {name: ("q6_k", *found[name][1:]) for name in names if name in found}
         return found
 
 
