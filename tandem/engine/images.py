@@ -83,6 +83,17 @@ def images_in(prompt: list[int]) -> Sequence[ImageSpan]:
     return prompt.images if isinstance(prompt, PromptIds) else ()
 
 
+def text_ids(prompt: list[int], images: Sequence[ImageSpan]) -> list[int]:
+    """The ids of a prompt without those that stand for images."""
+    if not images:
+        return prompt
+    ids, at = list[int](), 0
+    for span in images:
+        ids += prompt[at : span.begin]
+        at = span.end
+    return ids + prompt[at:]
+
+
 def with_context(context: Sequence[int], prompt: list[int], bos_id: int | None) -> PromptIds:
     """The ids of a prompt after those of an earlier one, without its BOS token."""
     images = images_in(prompt)

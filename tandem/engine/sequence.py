@@ -21,7 +21,7 @@ import time
 from collections.abc import Sequence as Items
 from typing import TYPE_CHECKING
 
-from tandem.engine.images import Image, ImageSpan
+from tandem.engine.images import Image, ImageSpan, text_ids
 from tandem.engine.kv_cache import BlockTable, SequenceKV
 from tandem.engine.params import SamplingParams
 from tandem.engine.sampling import Sampled, SamplingState
@@ -134,7 +134,9 @@ class Sequence:
     ) -> None:
         """`max_tokens`: number of output tokens that the context has room for."""
         self.request = request = Request(prompt, params, eos_ids, max_tokens)
-        self.sampling = SamplingState(params, prompt, eos_ids, request.seed, constraint is not None)
+        self.sampling = SamplingState(
+            params, text_ids(prompt, images), eos_ids, request.seed, constraint is not None
+        )
         waits = self.sampling.counts_tokens or constraint is not None or params.logits_processor is not None
         self.state = SchedulerState(waits, table_row)
         self.kv = SequenceKV(tables)

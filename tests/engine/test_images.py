@@ -13,11 +13,11 @@ from PIL import Image as Pillow
 
 from tandem import LLM
 from tandem.engine import image_encoder, kv_snapshot
-from tandem.engine.images import Image, ImageSpan, images_in, sectioned_positions, whole_images
+from tandem.engine.images import PLACEHOLDER, Image, ImageSpan, images_in, sectioned_positions, whole_images
 from tandem.engine.input_processor import _cut_at_images
 from tandem.engine.kv_cache import extend_block_hashes
 from tandem.engine.load_options import DRAFT_HEAD, NO_DRAFT
-from tandem.engine.sampling import Sampled
+from tandem.engine.sampling import COUNT, TOKEN, Sampled
 from tandem.errors import RequestError, TandemError, TemplateError, UnsupportedModelError
 from tandem.kernels.abi import KV_BLOCK
 from tandem.model.chat_template import ChatTemplate
@@ -220,6 +220,20 @@ def test_the_draft_head_with_images(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             found.append(answers(llm, *PROMPTS))
             assert not speculator or speculator.drafted > 20
     assert found[0] == found[1]
+
+
+def test_penalties_do_not_count_images(family: str) -> None:
+    """The id that stands for their tokens is used as often as the texts use it: never."""
+    with opened(family) as llm:
+        sequence = llm.prepare(PROMPTS[0], max_tokens=1, repeat_penalty=1.5).sequence
+        counted = sequence.sampling.adjustments_at(0)
+        ids = [
+            token
+            for i, token in enumerate(sequence.tokens)
+            if not any(s.begin <= i < s.end for s in sequence.images)
+        ]
+        assert counted[:, TOKEN].tolist() == sorted(set(ids)) and PLACEHOLDER not in counted[:, TOKEN]
+        assert counted[:, COUNT].sum() == len(ids)
 
 
 def test_structured_output_with_images(family: str) -> None:
