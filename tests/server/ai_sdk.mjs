@@ -1,6 +1,7 @@
 // The AI SDK on a running server: chat, streaming, tools, structured output, embeddings and errors.
 //   npm install ai @ai-sdk/openai @ai-sdk/openai-compatible @ai-sdk/anthropic zod
-//   node tests/server/ai_sdk.mjs [http://127.0.0.1:8000] [MODEL]
+//   node tests/server/ai_sdk.mjs [http://127.0.0.1:8000] [MODEL] [images]
+// With `images`, a model that sees is asked about one, and nothing else is tried.
 import assert from 'node:assert'
 import { embed, embedMany, generateText, Output, stepCountIs, streamText, tool } from 'ai'
 import { createAnthropic } from '@ai-sdk/anthropic'
@@ -39,6 +40,26 @@ async function example(title, run) {
   }
 }
 
+const png = 'iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncAAAAEUlEQVR42mP4z8CAFTEMLQkAKP8/wc53yE8AAAAASUVORK5CYII='
+if (process.argv[4] === 'images') {
+  for (const [kind, model] of Object.entries(models)) {
+    const common = { model, maxRetries: 0, maxOutputTokens: 20 }
+    const text = { type: 'text', text: 'What is this?' }
+    const image = { type: 'image', image: Buffer.from(png, 'base64') }
+    await example(`${kind} image`, async () => {
+      const counts = []
+      for (const content of [[text], [text, image]]) {
+        const { usage } = await generateText({ ...common, messages: [{ role: 'user', content }] })
+        counts.push(usage.inputTokens)
+      }
+      assert(counts[1] > counts[0] + 3, counts)
+      const result = streamText({ ...common, messages: [{ role: 'user', content: [text, image] }] })
+      for await (const part of result.fullStream) assert.notEqual(part.type, 'error')
+      assert((await result.usage).inputTokens > counts[0] + 3)
+    })
+  }
+  process.exit(failed ? 1 : 0)
+}
 for (const [kind, model] of Object.entries(models)) {
   const common = { model, maxRetries: 0, maxOutputTokens: 200 }
   await example(`${kind} text`, async () => {
