@@ -3,8 +3,7 @@ structured output, embeddings and errors.
 
     python tests/server/try_clients.py [http://127.0.0.1:8000] [MODEL] [CLIENT...]
 
-With `images` as a client, a model that sees is asked about one. Clients that are not installed are left out. It prints
-one line for each example, and fails if one does.
+Clients that are not installed are left out. It prints one line for each example, and fails if one does.
 """
 
 from __future__ import annotations
@@ -55,8 +54,6 @@ WEATHER = {
     "description": "Get the weather in a city.",
     "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]},
 }
-# A red square of 8 x 8 pixels.
-PNG = "iVBORw0KGgoAAAANSUhEUgAAAAgAAAAICAIAAABLbSncAAAAEUlEQVR42mP4z8CAFTEMLQkAKP8/wc53yE8AAAAASUVORK5CYII="
 TOOL: Any = {"type": "function", "function": WEATHER}
 
 
@@ -369,20 +366,6 @@ def langchain_chat() -> None:
         assert len(model.batch(["Hi", "Hello"])) == 2
 
 
-@example("images")
-def langchain_images() -> None:
-    """The tokens of an image are counted; a stream has one, too."""
-    from langchain_core.messages import HumanMessage
-
-    text = {"type": "text", "text": "What is this?"}
-    image = {"type": "image", "base64": PNG, "mime_type": "image/png"}
-    for model in langchain_models():
-        asked, seen = (HumanMessage(content=content) for content in ([text], [text, image]))
-        counts = [model.invoke([one]).usage_metadata["input_tokens"] for one in (asked, seen)]
-        assert counts[1] > counts[0] + 3, (model, counts)
-        assert list(model.stream([seen])), model
-
-
 @example("langchain")
 def langchain_tools() -> None:
     from langchain_core.messages import HumanMessage, ToolMessage
@@ -590,9 +573,9 @@ def main() -> int:
         MODEL = wanted.pop(0)
     failed = 0
     for client, examples in EXAMPLES.items():
-        if client not in wanted if wanted else client == "images":
+        if wanted and client not in wanted:
             continue
-        module = {"langchain": "langchain_openai", "images": "langchain_openai"}.get(client, client)
+        module = {"langchain": "langchain_openai"}.get(client, client)
         if importlib.util.find_spec(module) is None:
             print(f"{client:12} not installed")
             continue
