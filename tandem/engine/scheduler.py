@@ -537,7 +537,8 @@ class PrefillBudget:
 
     def tokens(self, prompts: int, decodes: int) -> int:
         """Returns the tokens of all prompts together that the next step may compute in addition to `decodes` decoding
-        sequences. They grow with the number of prompts, so that many prompts do not wait long."""
+        sequences. They grow with the root of the number of prompts: many prompts do not wait long, and steps do not become
+        so much longer than others that streams stutter."""
         step = self._expected(self._decode_steps, decodes)
         if not step or not self._token:
             return INITIAL_TOKENS * prompts
@@ -547,7 +548,7 @@ class PrefillBudget:
             return 0
         usual = min(step, self._expected(self._before_prompts, decodes)) if self._before_prompts else step
         room = max(MAX_SLOWDOWN * usual - step - SPREADS * self._spread, MIN_EXTRA * step)
-        return prompts * max(1, round(room / self._token))
+        return max(1, round(math.sqrt(prompts) * room / self._token))
 
     def _expected(self, decode_steps: list[float], decodes: int) -> float:
         """Returns the seconds of a decode step of this batch size, or of the next smaller measured one."""

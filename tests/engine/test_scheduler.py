@@ -311,7 +311,7 @@ def test_the_prefill_budget_learns_step_times() -> None:
     for _ in range(100):
         budget.observe(0, 4, 0.020)
         budget.observe(0, 64, 0.200)
-    assert budget.tokens(1, 4) == int(10 * MORE) and budget.tokens(3, 4) == 3 * int(10 * MORE)
+    assert budget.tokens(1, 4) == int(10 * MORE) and budget.tokens(4, 4) == 2 * int(10 * MORE)
     assert budget.tokens(1, 64) == int(100 * MORE) and budget.tokens(1, 20) == budget.tokens(1, 4), (
         "as far as is known"
     )
