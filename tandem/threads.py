@@ -12,7 +12,7 @@ from tandem.errors import OutOfMemoryError
 
 T = TypeVar("T")
 WORK_SECONDS = 0.002  # s of CPU time between two sleeps
-CREDIT_SECONDS = 0.05  # s of CPU time that a thread may use at once after it did nothing for long
+CREDIT_SECONDS = 0.005  # s of CPU time that a thread may use at once after it did nothing for long
 
 
 class CPUBudget(local):

@@ -38,7 +38,8 @@ from tests.hostile.streams import Streams
 from tests.packages import model_path
 
 QUIET = "quiet"
-STREAMS, REST_SECONDS = 8, 0.3  # between two attacks, for what the first has left
+STREAMS, TOKENS = 8, 256  # of a response: steps of longer ones take longer, whatever happens meanwhile
+REST_SECONDS = 0.3  # between two attacks, for what the first has left
 
 
 def pairs() -> list[tuple[str, ...]]:
@@ -61,7 +62,7 @@ def measure(
     rows = []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
         server = stack.enter_context(serving_streams(Path(folder), model, *options, cores=cores))
-        streams = stack.enter_context(Streams(server.url, STREAMS))
+        streams = stack.enter_context(Streams(server.url, STREAMS, TOKENS))
         for names in attacks:
             with watched(server) as harm, attacking(server, *(name for name in names if name != QUIET)):
                 begun = time.perf_counter()

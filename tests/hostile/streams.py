@@ -1,7 +1,8 @@
 """Clients that stream, in a process of their own: they measure the server, and not the threads of a test.
 
-`python -m tests.hostile.streams URL COUNT` streams one response after the other on each of COUNT connections. It writes
-a line when all have begun and, when its input ends, the times at which tokens arrived: JSON, a list for each response.
+`python -m tests.hostile.streams URL COUNT TOKENS` streams one response after the other on each of COUNT connections. It
+writes a line when all have begun and, when its input ends, the times at which tokens arrived: JSON, a list for each
+response. The event with the role does not count: it comes before the prompt is computed.
 """
 
 from __future__ import annotations
@@ -20,7 +21,6 @@ STORY = {
     "messages": [{"role": "user", "content": "Tell a long story."}],
     "temperature": 1,
     "stream": True,
-    "max_tokens": 1500,
     "ignore_eos": True,
 }
 
@@ -28,8 +28,8 @@ STORY = {
 class Streams:
     """Runs the process in a `with` block, which begins when all streams have begun."""
 
-    def __init__(self, url: str, count: int) -> None:
-        self._command = [sys.executable, "-m", "tests.hostile.streams", url, str(count)]
+    def __init__(self, url: str, count: int, tokens: int = 1500) -> None:
+        self._command = [sys.executable, "-m", "tests.hostile.streams", url, str(count), str(tokens)]
 
     def __enter__(self) -> Streams:
         pipe = subprocess.PIPE
@@ -49,8 +49,9 @@ class Streams:
         return found
 
 
-def main(url: str, count: int) -> None:
-    address, request = ("127.0.0.1", int(url.rpartition(":")[2])), post("/v1/chat/completions", STORY)
+def main(url: str, count: int, tokens: int) -> None:
+    address = ("127.0.0.1", int(url.rpartition(":")[2]))
+    request = post("/v1/chat/completions", {**STORY, "max_tokens": tokens})
     selector, responses, begun = selectors.DefaultSelector(), list[list[float]](), False
 
     def start() -> None:
@@ -67,7 +68,7 @@ def main(url: str, count: int) -> None:
             if not isinstance(key.fileobj, socket.socket):
                 return print(json.dumps(responses))
             data, now = key.fileobj.recv(65536), time.perf_counter()
-            if b"data: {" in data:
+            if b'"delta":{"content":"' in data:
                 key.data.append(now)
             if b'{"error"' in data or (b"HTTP/1.1 " in data and b"HTTP/1.1 200 " not in data):
                 sys.exit(f"a stream failed: {data[:500]!r}")
@@ -81,4 +82,4 @@ def main(url: str, count: int) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]))
+    main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]))

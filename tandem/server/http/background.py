@@ -3,7 +3,7 @@
 Python threads share the GIL, and the engine needs the CPU cores. So there are only three threads: for small, medium and
 large requests. Each prepares one request after the other. A request does not wait for larger ones, and the engine's
 thread competes with few others, however many requests there are. The threads for medium and large requests are
-throttled after 50 ms of work (tandem/threads.py). Their priority is not lower: a thread of low priority that waits for
+throttled after 5 ms of work (tandem/threads.py). Their priority is not lower: a thread of low priority that waits for
 a core may hold the GIL.
 """
 
