@@ -1,6 +1,6 @@
 """Compares mixtures of experts with llama.cpp on the CPU: the same files and threads, alternating rounds.
 
-    python -m benchmarks.mixtures --peer PYTHON [--rounds N] [--only SEQUENCES,...] [--output FILE] [NAME=FILE.gguf ...]
+    python -m benchmarks.mixtures --peer PYTHON [--rounds N] [--only N,...] [--cpu-time] [--output FILE] [NAME=FILE.gguf ...]
 
 Beside the files it compares a synthetic mixture of about a billion parameters in Q4_K: 32 experts, of which a token
 uses 4, with SmolLM2's vocabulary and random weights. PYTHON has llama_cpp, built for this CPU (`make bench` builds it).
@@ -41,12 +41,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--only", default="", help="sequences, 0 for prefill: 0,1,8,32")
+    parser.add_argument(
+        "--cpu-time", action="store_true", help="processor time of one thread, where others use the machine"
+    )
     parser.add_argument("--output", type=Path)
     options = parser.parse_args()
     results: dict[str, Any] = {
         "date": datetime.now(UTC).isoformat(timespec="minutes"),
         "machine": machine(),
-        "settings": {"threads": options.threads, "rounds": options.rounds},
+        "settings": {
+            "threads": 1 if options.cpu_time else options.threads,
+            "rounds": options.rounds,
+            "cpu_time": options.cpu_time,
+        },
         "versions": versions(options.peer),
         "models": [],
     }
@@ -54,10 +61,12 @@ def main() -> None:
         files = {name: Path(file) for name, _, file in (given.partition("=") for given in options.models)}
         files["synthetic-1b"] = write_synthetic(Path(folder) / "synthetic-1b.gguf")
         for name, file in files.items():
-            compared = Comparison(name, file, options.peer, options.threads, options.rounds)
+            compared = Comparison(
+                name, file, options.peer, 1 if options.cpu_time else options.threads, options.rounds
+            )
             wanted = [int(n) for n in options.only.split(",") if n] or (0, *STEPS)
             rows = []
-            with compared.opened():
+            with compared.opened(cpu_time=options.cpu_time):
                 for sequences in wanted:
                     rows.append(row(sequences, compared.pairs(sequences)))
                     say(f"{name}: {one_line(rows[-1])}")
