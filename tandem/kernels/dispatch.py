@@ -39,6 +39,8 @@ class Gpu(Protocol):
     @property
     def workgroup_invocations(self) -> int: ...
     @property
+    def cores(self) -> int: ...  # that run workgroups; 0: unknown
+    @property
     def matrix_shapes(self) -> Sequence[Any]: ...  # cooperative matrices: m, n, k, a, b, c
     # Whether lanes hold the elements of a cooperative matrix in the known order (coopmat_layout.py).
     @property
@@ -57,15 +59,16 @@ class Dispatch:
     subgroup: int = 0  # invocations; 0: the driver's choice
     compiled_scalars: int = 0  # the launch's first scalars, compiled in as specialisation constants
     # How the shader uses scratch memory, if the kernel itself declares no such buffer.
-    scratch: Literal["", "r", "w"] = ""
+    scratch: Literal["", "r", "w", "rw"] = ""
     # The kernel that must have written the activations to scratch memory in this shader's order.
     expand: str = ""
 
 
 DispatchRule = Callable[[Scalars, Counts, Gpu], Dispatch | None]  # None: this GPU does not run such a launch
 
-# Scratch memory is one buffer of the device. It begins with counters, which are 0 between launches (scratch.slang).
-SCRATCH_BYTES, COUNTERS = 32 << 20, 16384
+# Scratch memory is one buffer of the device. It begins with counters, which are 0 between launches (scratch.slang). On
+# GPUs with register cooperative matrices it ends with the sums of workgroups that share a tile of a matmul.
+SCRATCH_BYTES, COUNTERS, PART_SUMS_BYTES = 32 << 20, 16384, 32 << 20
 COUNTER_BYTES = 4 * COUNTERS
 SCRATCH_WORDS_BYTES = SCRATCH_BYTES - COUNTER_BYTES  # bytes after the counters
 

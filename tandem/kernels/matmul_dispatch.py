@@ -11,10 +11,12 @@ from tandem.kernels.abi import PANEL_ROWS
 from tandem.kernels.dispatch import (
     ENOUGH_WORKGROUPS,
     FLOAT_TYPES,
+    PART_SUMS_BYTES,
     SCRATCH_WORDS_BYTES,
     Dispatch,
     Gpu,
     compiled_scalars,
+    padded,
     shader_layout,
     with_format,
 )
@@ -51,7 +53,7 @@ def matmul(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
         return _matmul_float(layout, scalars, panels, tokens, gpu, choice)
     if path == "coopmat_reg":
         tiles = coopmat_reg_tiles(int(scalars["columns"]), tokens, gpu, LAYOUTS[layout].quantised)
-        return _matmul_coopmat_reg(layout, scalars, panels, tokens, tiles, choice)
+        return _matmul_coopmat_reg(layout, scalars, panels, tokens, tiles, gpu, choice)
     if path == "coopmat":
         return _matmul_coopmat(layout, scalars, panels, tokens, gpu, choice)
     if path == "rows":
@@ -254,6 +256,11 @@ SHARING = 4  # subgroups that share decoded weights, of matmul_coopmat_reg.slang
 MIN_SHARING_WORKGROUPS, MIN_SHARING_WORKGROUPS_SLOW = 256, 128
 SLOW_TO_DECODE = ("q4_k", "q5_k", "q6_k", *(layout for layout in CHOSEN if layout != "q5_0"), *FLOAT_TYPES)
 REG_TOKENS = 8  # tokens of a tile: columns of the matrix of activations
+# Of matmul_many: the first of its own specialisation constants, and its workgroups that a core runs at once.
+MANY_CONSTANTS, TILES_PER_CORE = 7, 2
+# Sums of a tile of 64 rows and 256 tokens. Workgroups that share a tile have at least so many columns each, and their
+# sums take the time of this part of a tile's column: 128 KB written and read on an H200.
+TILE_SUMS_BYTES, MIN_PART_COLUMNS, MAX_PARTS, PART_SUMS_COLUMNS = 1 << 16, 512, 11, 1.6
 
 
 def reg_tiles(tokens: int) -> int:
@@ -271,7 +278,7 @@ def coopmat_reg_tiles(columns: int, tokens: int, gpu: Gpu, quantised: bool = Tru
 
 
 def _matmul_coopmat_reg(
-    layout: str, scalars: Scalars, panels: int, tokens: int, expanded: int, choice: Choice
+    layout: str, scalars: Scalars, panels: int, tokens: int, expanded: int, gpu: Gpu, choice: Choice
 ) -> Dispatch:
     """One subgroup computes 32 or 64 rows for up to 8 tiles of 8 tokens.
 
@@ -279,16 +286,18 @@ def _matmul_coopmat_reg(
     """
     glu, tiles = bool(scalars["epilogue"]), min(8, expanded or 1)
     groups = max(1, expanded // 8)
-    workgroups = -(-panels // 4)
+    tiles_of_rows = -(-panels // 4) * -(-groups // SHARING)
+    whole, shared, parts = divide_tiles(tiles_of_rows, int(scalars["columns"]), gpu)
     enough = MIN_SHARING_WORKGROUPS_SLOW if layout in SLOW_TO_DECODE else MIN_SHARING_WORKGROUPS
-    if groups > 1 and choice.get("shared", workgroups * -(-groups // SHARING) >= enough):
+    sharing = tiles_of_rows >= enough or (parts > 1 and groups >= SHARING)
+    if groups > 1 and choice.get("shared", sharing):
+        constants = padded(with_format((32 * SHARING, 1), layout), MANY_CONSTANTS)
         return Dispatch(
-            workgroups,
-            groups,
+            whole + shared * parts,
             shader=f"matmul_{shader_layout(layout)}_su2n8",
-            constants=with_format((32 * SHARING, 1), layout),
+            constants=(*constants, groups, whole, parts),
             subgroup=32,
-            scratch="r",
+            scratch="rw" if parts > 1 else "r",
             expand=_expand("expand_coopmat_reg", layout),
         )
     pairs = 2 if glu or groups > 1 else 1  # pairs of panels per subgroup
@@ -327,6 +336,25 @@ def _matmul_coopmat_reg(
         scratch="r" if expanded else "",
         expand=_expand("expand_coopmat_reg", layout) if expanded else "",
     )
+
+
+def divide_tiles(tiles: int, columns: int, gpu: Gpu) -> tuple[int, int, int]:
+    """Tiles that a workgroup computes alone, the others, and the workgroups that share each of these, by columns.
+
+    The last tiles would leave most of a GPU idle; in parts they do not.
+    """
+    at_once = TILES_PER_CORE * gpu.cores
+    shared = tiles % at_once if at_once else 0
+    if not shared:
+        return tiles, 0, 1
+    most = min(columns // MIN_PART_COLUMNS, PART_SUMS_BYTES // (shared * TILE_SUMS_BYTES), MAX_PARTS)
+
+    def time(parts: int) -> float:  # in columns of a tile
+        sums = PART_SUMS_COLUMNS * shared * parts if parts > 1 else 0
+        return -(-shared * parts // at_once) / parts * columns + sums
+
+    parts = min(range(1, max(1, most) + 1), key=time)
+    return (tiles - shared, shared, parts) if parts > 1 else (tiles, 0, 1)
 
 
 def _expand(kernel: str, layout: str) -> str:

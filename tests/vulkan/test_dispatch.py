@@ -17,10 +17,10 @@ from tandem.devices.vulkan.shader_modules import SPIRV, shader_modules
 from tandem.kernels import all_kernels, attention_rope, expert_matmul, matmul
 from tandem.kernels.abi import EPILOGUE_SILU_GLU, MAX_BUFFERS, PANEL_ROWS, PART_NORM, PART_ROPE, PART_STORE
 from tandem.kernels.attention_dispatch import KEY_SUBGROUPS, MAX_QUERY_FLOATS
-from tandem.kernels.dispatch import CHOSEN_CONSTANT, COUNTERS, Dispatch
+from tandem.kernels.dispatch import CHOSEN_CONSTANT, COUNTERS, PART_SUMS_BYTES, SCRATCH_BYTES, Dispatch
 from tandem.kernels.dispatch_table import DISPATCH_RULES, dispatch
 from tandem.kernels.kernel import SCRATCH_ADDRESS, STEP_ADDRESS, Kernel, Scalars
-from tandem.kernels.matmul_dispatch import COOPMAT_REG_SUMS, QUARTERS
+from tandem.kernels.matmul_dispatch import COOPMAT_REG_SUMS, QUARTERS, TILE_SUMS_BYTES, divide_tiles
 from tandem.kernels.panels import CHOSEN, LAYOUT_NAMES, LAYOUTS
 from tests.vulkan.machines import ALL_MAPPED, PHOENIX
 
@@ -124,6 +124,21 @@ def test_attention_is_fused_with_rope_where_it_sees_stored_keys_and_has_the_shar
                 and threads == 32 * key_splits
                 and key_splits % 4 == 0
             )
+
+
+def test_the_last_tiles_of_a_prompt_are_shared_by_workgroups() -> None:
+    """On 132 cores: the matmuls of Gemma 3 27B; their sums fit into scratch memory, and a counter each."""
+    device = replace(MATRICES, register_coopmat=True, cores=132)
+    for tiles, columns, divided in (
+        (168, 21504, (0, 168, 3)), (168, 4096, (0, 168, 3)), (1344, 5376, (1320, 24, 10)), (256, 5376, (256, 0, 1)),
+        (10, 256, (10, 0, 1)),
+    ):  # fmt: skip
+        assert divide_tiles(tiles, columns, device) == divided
+        assert divide_tiles(tiles, columns, replace(device, cores=0)) == (tiles, 0, 1)
+    for tiles, columns in product(range(1, 600, 7), (512, 5376, 28672)):
+        whole, shared, parts = divide_tiles(tiles, columns, device)
+        assert whole + shared == tiles and shared <= COUNTERS and columns // parts >= 512
+        assert parts == 1 or shared * parts * TILE_SUMS_BYTES <= PART_SUMS_BYTES
 
 
 def test_whole_rounds_do_not_leave_a_gpu_idle() -> None:
@@ -234,6 +249,7 @@ def test_constants_are_those_of_the_shaders() -> None:
     assert first(r"STEP = MAX_BUFFERS - (\d+);", "common") == (str(MAX_BUFFERS - STEP_ADDRESS),)
     assert first(r"SCRATCH = (\d+);", "scratch") == (str(SCRATCH_ADDRESS),)
     assert first(r"COUNTERS = (\d+);", "scratch") == (str(COUNTERS),)
+    assert first(r"PART_SUMS = (\d+) << 20;", "matmul_coopmat_reg") == (str(SCRATCH_BYTES >> 20),)
     assert first(r"groupshared float4 \w+\[(\d+)\];", "matmul_coopmat_reg") == (str(COOPMAT_REG_SUMS),)
     numbers = ", ".join(f"{layout.upper()} = {i}" for i, layout in enumerate(CHOSEN))
     assert first(r"static const uint (Q5_0 = [^;]*);", "chosen_panels") == (numbers,)

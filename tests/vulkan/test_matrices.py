@@ -27,6 +27,7 @@ from tandem.kernels import (
     expert_matmul,
     expert_matmul_tokens,
     matmul,
+    matmul_dispatch,
 )
 from tandem.kernels.abi import EPILOGUE_CLAMPED_GLU, EPILOGUE_SILU_GLU, EPILOGUE_STORE
 from tandem.kernels.dispatch import Dispatch, DispatchRule, Gpu
@@ -114,8 +115,20 @@ def test_matmuls(device: VulkanDevice) -> None:
 
 
 def test_matmuls_of_larger_matrices(device: VulkanDevice) -> None:
-    """Two pairs of panels a subgroup; and weights that subgroups share, in whole stages and with a block more."""
+    """Two pairs of panels a subgroup; weights that subgroups share, in whole stages and with a block more; and tiles
+    that workgroups share: all of them, or the last."""
     rng = np.random.default_rng(4)
+    for layout, tokens, rows, columns, cores, divided in (
+        ("q4_0", 100, 112, 1056, 2, (0, 2, 2)),
+        ("q4_k", 70, 176, 1024, 1, (2, 1, 2)),
+    ):
+        case = matmul.make_case(layout, tokens, rows, columns, 0, 0, rng)
+        with pytest.MonkeyPatch.context() as patch, device.capabilities.choices.trying({"shared": 1}):
+            patch.setattr(device, "capabilities", replace(device.capabilities, cores=cores))
+            tiles = divided[0] + divided[1]
+            assert matmul_dispatch.divide_tiles(tiles, columns, device.capabilities) == divided
+            for _ in range(2):  # the counters are 0 again
+                check_matmul(device, matmul.BY_LAYOUT[layout], case)
     for layout, tokens, rows, columns, choice in (
         ("q4_k", 7, 80, 512, {"pairs": 2}),
         ("q4_0", 100, 112, 96, {"shared": 1}),

@@ -45,7 +45,7 @@ FEATURES: tuple[tuple[str, tuple[int, int], str, tuple[str, ...]], ...] = (
 )  # fmt: skip
 PLAIN_FEATURES = ("shaderInt64", "shaderInt16")  # fields of VkPhysicalDeviceFeatures
 REQUIRED = ("bufferDeviceAddress", "timelineSemaphore", "shaderInt64", "maintenance4")
-MEMORY_BUDGET = "VK_EXT_memory_budget"
+MEMORY_BUDGET, CORE_COUNT = "VK_EXT_memory_budget", "VK_NV_shader_sm_builtins"
 COMPONENT_TYPES = {
     0: "f16",
     1: "f32",
@@ -112,6 +112,7 @@ class Capabilities:
     cache_key: str  # identifies the driver: pipeline caches are valid for one
     # Whether lanes hold a matrix's elements as coopmat_layout.py expects; tested when the device is opened.
     register_coopmat: bool = False
+    cores: int = 0  # that run workgroups; 0: the driver does not say
     # Bytes that the firmware keeps for an integrated GPU; the host does not count them.
     reserved_vram: int = 0
     choices: Choices = field(default_factory=Choices, compare=False, repr=False)  # tuned parameters
@@ -197,8 +198,10 @@ def read_capabilities(vk: Vulkan, instance: Any, physical: Any, index: int) -> C
         new("VkPhysicalDeviceDriverProperties"), new("VkPhysicalDeviceSubgroupProperties"),
         new("VkPhysicalDeviceMaintenance3Properties"), new("VkPhysicalDeviceSubgroupSizeControlProperties"),
     ]  # fmt: skip
+    cores = new("VkPhysicalDeviceShaderSMBuiltinsPropertiesNV")
     if api >= (1, 2):
-        properties.pNext = chain(more if sizes_known else more[:3])
+        known_properties = more if sizes_known else more[:3]
+        properties.pNext = chain(known_properties + [cores] * (CORE_COUNT in extensions))
         vk.GetPhysicalDeviceProperties2(physical, properties)
     features = read_features(vk, physical, known)
     memory = new("VkPhysicalDeviceMemoryProperties2")
@@ -237,6 +240,7 @@ def read_capabilities(vk: Vulkan, instance: Any, physical: Any, index: int) -> C
         timestamp_ns=limits.timestampPeriod if ticks else 0.0,
         queue_family=family,
         cache_key=bytes(base.pipelineCacheUUID).hex(),
+        cores=cores.shaderSMCount,
         reserved_vram=reserved_vram(base.vendorID, base.deviceID) if kind == "integrated" else 0,
     )
 

@@ -43,7 +43,7 @@ from tandem.devices.vulkan.staging import STAGING_BYTES, Staging
 from tandem.devices.vulkan.tuned import tuned_file
 from tandem.kernels.abi import PANEL_ROWS
 from tandem.kernels.attention_dispatch import matrix_head_dim
-from tandem.kernels.dispatch import SCRATCH_BYTES
+from tandem.kernels.dispatch import PART_SUMS_BYTES, SCRATCH_BYTES
 from tandem.kernels.kernel import Counts
 from tandem.kernels.layout import Layout
 from tandem.kernels.panels import LAYOUTS, panel_layout
@@ -150,7 +150,8 @@ class VulkanDevice:
         self.placed: list[PlacedPart] = []  # the parts of the Program's arenas, with their memory
         self._memory = closing.enter_context(ExitStack())
         staging = ArenaPart("staging", 0, STAGING_BYTES, HOST_READS)
-        own = [staging, staging, ArenaPart("scratch", 0, SCRATCH_BYTES)]
+        sums = PART_SUMS_BYTES if coopmat_layout.supports_shape(capabilities) else 0
+        own = [staging, staging, ArenaPart("scratch", 0, SCRATCH_BYTES + sums)]
         *blocks, self.scratch = [
             self._block(placed, closing) for placed in plan(own, capabilities, self.heaps_free(), None)
         ]

@@ -23,7 +23,7 @@ from tandem.kernels import (
     norm_finish,
     route_group,
 )
-from tandem.kernels.dispatch import SCRATCH_BYTES, Gpu
+from tandem.kernels.dispatch import PART_SUMS_BYTES, SCRATCH_BYTES, Gpu
 from tandem.kernels.dispatch_table import DISPATCH_RULES, dispatch
 from tandem.kernels.kernel import SCRATCH_ADDRESS, Buffer, Counts, Kernel
 from tandem.kernels.matmul import layout_of
@@ -33,6 +33,7 @@ from tandem.kernels.panels import LAYOUTS
 from tandem.program.hazards import PendingAccesses
 from tandem.program.program import Launch, Program, Tensor
 
+ScratchAccess = Literal["r", "w", "rw"]
 SCRATCH = "scratch"  # an arena of the device, in addition to the arenas of the Program
 # Key of a bucket in addition to COUNTS: 1 if every sequence has one token (decode only).
 SINGLE = "single"
@@ -45,7 +46,7 @@ def step_program(
     plain = program.launches[begin:end]
     launches = list(bind_scratch(list(fuse(plain, program.launches, counts, gpu)), counts, gpu))
     limits = {name: min(counts[name], limit) for name, limit in program.max_counts.items()}
-    sizes = {**program.arena_bytes, SCRATCH: SCRATCH_BYTES}
+    sizes = {**program.arena_bytes, SCRATCH: SCRATCH_BYTES + PART_SUMS_BYTES}
     return Program(with_barriers(launches, set(plain)), limits, sizes)
 
 
@@ -221,7 +222,9 @@ def bind_scratch(launches: Sequence[Launch], counts: Counts, gpu: Gpu) -> Iterat
                 yield Launch(
                     kernel, {"x": x, "expanded": expanded}, launch.scalars, expanded.name, launch.barrier
                 )
-            yield _with_scratch(launch, "r", expanded)
+            if dispatch_.scratch == "rw":  # it reads them, and leaves sums behind them
+                expanded = replace(expanded, nbytes=SCRATCH_BYTES + PART_SUMS_BYTES)
+            yield _with_scratch(launch, dispatch_.scratch, expanded)
             expanded = expanded_from = None
         elif dispatch_.scratch:
             scratch = Tensor(f"{launch.name}.scratch", SCRATCH, "", SCRATCH_BYTES, offset=0)
@@ -234,13 +237,13 @@ def bind_scratch(launches: Sequence[Launch], counts: Counts, gpu: Gpu) -> Iterat
             yield launch
 
 
-def _with_scratch(launch: Launch, access: Literal["r", "w"], scratch: Tensor) -> Launch:
+def _with_scratch(launch: Launch, access: ScratchAccess, scratch: Tensor) -> Launch:
     kernel = _scratch_kernel(launch.kernel, access)
     return replace(launch, kernel=kernel, buffers={**launch.buffers, SCRATCH: scratch})
 
 
 @cache
-def _scratch_kernel(kernel: Kernel, access: Literal["r", "w"]) -> Kernel:
+def _scratch_kernel(kernel: Kernel, access: ScratchAccess) -> Kernel:
     """The kernel as a GPU runs it, with scratch memory among its buffers."""
 
     def extents(scalars: object, counts: Counts) -> dict[str, int]:

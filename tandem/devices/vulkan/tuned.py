@@ -79,7 +79,7 @@ def _matmul_choices(scalars: Scalars, tokens: int, device: Capabilities, rule: D
         yield {"integer_dot": 0}
         yield {"integer_dot": 0, "many": MANY_TOKENS}
     if _path(rule) == "register_coopmat":
-        many = rule.y > 1  # several groups of tokens: fewer subgroups share rows
+        many = rule.y > 1 or "_su" in rule.shader  # several groups of tokens: fewer subgroups share rows
         if many:
             yield {"shared": 1}
         split_k, units = ((1, 2, 4), (1, 2, 4)) if many else ((2, 4, 8, 16), (1, 2))
