@@ -258,8 +258,8 @@ SLOW_TO_DECODE = ("q4_k", "q5_k", "q6_k", *(layout for layout in CHOSEN if layou
 REG_TOKENS = 8  # tokens of a tile: columns of the matrix of activations
 # Of matmul_many: the first of its own specialisation constants, and its workgroups that a core runs at once.
 MANY_CONSTANTS, TILES_PER_CORE = 7, 2
-# Sums of a tile of 64 rows and 256 tokens. Workgroups that share a tile have at least so many columns each, and their
-# sums take the time of this part of a tile's column: 128 KB written and read on an H200.
+# Bytes of the sums of a tile of 64 rows and 256 tokens. Workgroups that share a tile have a minimum of columns each, and
+# their sums take the time of this part of a tile's column: 128 KB written and read on an H200.
 TILE_SUMS_BYTES, MIN_PART_COLUMNS, MAX_PARTS, PART_SUMS_COLUMNS = 1 << 16, 512, 11, 1.6
 
 
@@ -289,7 +289,10 @@ def _matmul_coopmat_reg(
     tiles_of_rows = -(-panels // 4) * -(-groups // SHARING)
     whole, shared, parts = divide_tiles(tiles_of_rows, int(scalars["columns"]), gpu)
     enough = MIN_SHARING_WORKGROUPS_SLOW if layout in SLOW_TO_DECODE else MIN_SHARING_WORKGROUPS
-    sharing = tiles_of_rows >= enough or (parts > 1 and groups >= SHARING)
+    if groups >= SHARING:
+        sharing = tiles_of_rows >= enough or parts > 1
+    else:  # half of the subgroups would have no tokens: worth it only where they decode for long
+        sharing = tiles_of_rows >= enough and layout in SLOW_TO_DECODE
     if groups > 1 and choice.get("shared", sharing):
         constants = padded(with_format((32 * SHARING, 1), layout), MANY_CONSTANTS)
         return Dispatch(
@@ -305,9 +308,8 @@ def _matmul_coopmat_reg(
     # split_k: subgroups that share the columns of the same rows, more where rows are few; units: subgroups with rows of
     # their own.
     if groups > 1:
-        split_k = (
-            1 if -(-panels // 16) * groups >= 256 else 4 if scalars["columns"] >= 2 * scalars["rows"] else 2
-        )
+        long = scalars["columns"] >= 2 * scalars["rows"] or groups < SHARING
+        split_k = 1 if -(-panels // 16) * groups >= 256 else 4 if long else 2
         units = 4 // split_k
     elif panels >= HEAD_PANELS and tiles < 8:
         pairs, split_k, units = (1, 4, 2) if tiles == 1 else (2, 2, 2)

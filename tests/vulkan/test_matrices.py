@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tandem.devices.vulkan import compile_shaders, shader_modules, tuned
+from tandem.devices.vulkan import compile_shaders, coopmat_layout, shader_modules, tuned
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.kernels import (
     attention,
@@ -90,8 +90,12 @@ def device(lavapipe: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
             patch.setitem(DISPATCH_RULES, name, without_splits(DISPATCH_RULES[name]))
         patch.setattr(attention_dispatch, "attention", DISPATCH_RULES["attention"])
         patch.setattr(attention_dispatch, "HEAD_LANES", 8)  # a subgroup's, here
+        patch.setattr(
+            coopmat_layout, "supports_shape", lambda _: True
+        )  # scratch memory for shared tiles, too
+        patch.setattr(coopmat_layout, "has_expected_layout", lambda *_: True)
         opened = open_device(lavapipe)
-        opened.capabilities = replace(opened.capabilities, register_coopmat=True, shared_memory=48 << 10)
+        opened.capabilities = replace(opened.capabilities, shared_memory=48 << 10)
         yield opened
         opened.close()
 

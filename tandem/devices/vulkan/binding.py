@@ -55,7 +55,7 @@ PhysicalDevice16BitStorageFeatures 1000083000: uint32_t storageBuffer16BitAccess
     uniformAndStorageBuffer16BitAccess, storagePushConstant16, storageInputOutput16;
 PhysicalDeviceSubgroupProperties 1000094000: uint32_t subgroupSize, supportedStages, supportedOperations,
     quadOperationsInAllStages;
-PhysicalDeviceShaderSMBuiltinsPropertiesNV 1000154000: uint32_t shaderSMCount, shaderWarpsPerSM;
+PhysicalDeviceShaderSMBuiltinsPropertiesNV 1000154001: uint32_t shaderSMCount, shaderWarpsPerSM;
 PhysicalDeviceMaintenance3Properties 1000168000: uint32_t maxPerSetDescriptors; uint64_t maxMemoryAllocationSize;
 PhysicalDeviceShaderSubgroupExtendedTypesFeatures 1000175000: uint32_t shaderSubgroupExtendedTypes;
 PhysicalDevice8BitStorageFeatures 1000177000: uint32_t storageBuffer8BitAccess, uniformAndStorageBuffer8BitAccess,
