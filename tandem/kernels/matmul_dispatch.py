@@ -258,8 +258,8 @@ SLOW_TO_DECODE = ("q4_k", "q5_k", "q6_k", *(layout for layout in CHOSEN if layou
 REG_TOKENS = 8  # tokens of a tile: columns of the matrix of activations
 # Of matmul_many: the first of its own specialisation constants, and its workgroups that a core runs at once.
 MANY_CONSTANTS, TILES_PER_CORE = 7, 2
-# Bytes of the sums of a tile of 64 rows and 256 tokens. Workgroups that share a tile have a minimum of columns each, and
-# their sums take the time of this part of a tile's column: 128 KB written and read on an H200.
+# Bytes of the sums of a tile of 64 rows and 256 tokens. Workgroups that share a tile have a minimum of columns each,
+# and their sums take the time of this part of a tile's column: 128 KB written and read on an H200.
 TILE_SUMS_BYTES, MIN_PART_COLUMNS, MAX_PARTS, PART_SUMS_COLUMNS = 1 << 16, 512, 11, 1.6
 
 
