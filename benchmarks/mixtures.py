@@ -1,6 +1,6 @@
 """Compares mixtures of experts with llama.cpp on the CPU: the same files and threads, alternating rounds.
 
-    python -m benchmarks.mixtures --peer PYTHON [--rounds N] [--only N,...] [--cpu-time] [--output FILE] [NAME=FILE.gguf ...]
+    python -m benchmarks.mixtures --peer PYTHON [--rounds N] [--only N,...] [--cpu-time] [--output FILE] [NAME=FILE ...]
 
 Beside the files it compares a synthetic mixture of about a billion parameters in Q4_K: 32 experts, of which a token
 uses 4, with SmolLM2's vocabulary and random weights. PYTHON has llama_cpp, built for this CPU (`make bench` builds it).
@@ -61,12 +61,13 @@ def main() -> None:
         files = {name: Path(file) for name, _, file in (given.partition("=") for given in options.models)}
         files["synthetic-1b"] = write_synthetic(Path(folder) / "synthetic-1b.gguf")
         for name, file in files.items():
+            threads = 1 if options.cpu_time else options.threads
             compared = Comparison(
-                name, file, options.peer, 1 if options.cpu_time else options.threads, options.rounds
+                name, file, options.peer, threads, options.rounds, cpu_time=options.cpu_time
             )
             wanted = [int(n) for n in options.only.split(",") if n] or (0, *STEPS)
             rows = []
-            with compared.opened(cpu_time=options.cpu_time):
+            with compared.opened():
                 for sequences in wanted:
                     rows.append(row(sequences, compared.pairs(sequences)))
                     say(f"{name}: {one_line(rows[-1])}")
