@@ -537,8 +537,8 @@ class PrefillBudget:
 
     def tokens(self, prompts: int, decodes: int) -> int:
         """Returns the tokens of all prompts together that the next step may compute in addition to `decodes` decoding
-        sequences. They grow with the root of the number of prompts: many prompts do not wait long, and steps do not become
-        so much longer than others that streams stutter."""
+        sequences. They grow with the root of the number of prompts: many prompts do not wait long, and steps do not
+        become so much longer than others that streams stutter."""
         step = self._expected(self._decode_steps, decodes)
         if not step or not self._token:
             return INITIAL_TOKENS * prompts
