@@ -215,7 +215,7 @@ def bind_scratch(launches: Sequence[Launch], counts: Counts, gpu: Gpu) -> Iterat
         dispatch_ = dispatch(launch.kernel.name, launch.scalars, counts, gpu)
         if dispatch_.expand:
             x, kernel = launch.buffers["x"], expand.BY_NAME[dispatch_.expand]
-            assert x is not None
+            assert x is not None and dispatch_.scratch
             if expanded is None or expanded_from is not x:
                 nbytes = expand.expanded_bytes(kernel.name, launch.scalars, counts)
                 expanded = Tensor(f"{x.name}.expanded", SCRATCH, "f16", nbytes, offset=0)
