@@ -240,7 +240,9 @@ def test_the_bandwidth_of_the_cpu() -> None:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Arguments that measure a model of two layers."""
-    monkeypatch.setattr("tandem.cli.bench.SyntheticModel", lambda name: SyntheticModel(name, LAYERS))
+    monkeypatch.setattr(
+        "tandem.cli.bench.SyntheticModel", lambda name, **options: SyntheticModel(name, LAYERS, **options)
+    )
     return [
         "bench",
         "--synthetic",
