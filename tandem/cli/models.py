@@ -20,10 +20,8 @@ def main(options: argparse.Namespace) -> int:
 def pull(options: argparse.Namespace) -> int:
     path = model_file(options.model)
     if locate.is_known(options.model) and locate.is_in_cache(path):
-        from tandem.model.vision import (  # imported late: it takes a tenth of a second
-            find_mmproj,
-            takes_images,
-        )
+        from tandem.model.model_files import find_mmproj
+        from tandem.model.vision import takes_images  # imported late: it takes a tenth of a second
 
         if not find_mmproj(path) and takes_images(path):
             add_mmproj(options.model, path)

@@ -15,7 +15,6 @@ from tandem.devices.cpu.device import CPUDevice
 from tandem.devices.cpu.tuned import tuned_choices, tuned_threads
 from tandem.devices.device import Device
 from tandem.errors import DeviceError
-from tandem.kernels.matmul_dispatch import reads_q8_sums
 from tandem.settings import Settings, read_settings
 
 # A Radeon 780M that is not here, for tests: nothing but its name chooses it.
@@ -65,6 +64,7 @@ def _open_vulkan(name: str, options: OpenOptions) -> Device:
 
         return EmulatedDevice()
     from tandem.devices.vulkan.device import VulkanDevice  # the import takes a tenth of a second
+    from tandem.kernels.matmul_dispatch import reads_q8_sums
 
     device = VulkanDevice(name, gpu_memory=options.gpu_memory, cache=options.settings.pipelines)
     device.pipelines.q8_sums = not options.alone or reads_q8_sums(device.capabilities)

@@ -22,8 +22,7 @@ from typing import TYPE_CHECKING, Any, Self
 from tandem.engine.input_processor import Message
 from tandem.engine.llm import LLM
 from tandem.engine.output import OutputReader, Result, Token
-from tandem.engine.params import CONSTRAINTS
-from tandem.engine.text_encoder import TextTokens
+from tandem.engine.params import CONSTRAINTS, TextTokens
 from tandem.errors import (
     DeadlineError,
     DeviceError,

@@ -12,13 +12,6 @@ from tandem.engine.sampling import Sampled
 from tandem.engine.sequence import Chunk, Sequence
 from tandem.kernels.abi import (
     CHUNK_TOKENS,
-    HEADER_ADJUSTMENTS,
-    HEADER_INPUTS,
-    HEADER_MASKS,
-    HEADER_ROWS,
-    HEADER_SEQUENCES,
-    HEADER_TOKENS,
-    HEADER_WORK,
     KV_BLOCK,
     LOGIT_ADJUSTMENT,
     RESULT_INTS,
@@ -38,6 +31,7 @@ from tandem.kernels.abi import (
 from tandem.kernels.states import NO_STATE
 from tandem.program.step_inputs import KNOWN, Ints, StepInputs
 
+HEADER = Struct("7i")  # the fields of the header, in the order of their numbers
 FOUR_INTS = Struct("4i")  # a token's fields before its KV slots
 WORK_ENTRY = Struct("5i")  # an entry of the work list
 QUERIES_PER_ITEM = 64  # rows x query heads per KV head that one attention item computes together
@@ -112,9 +106,9 @@ class Batch:
                 row += 1 + len(chunk.draft_tokens)
                 if chunk.sequence.constraint:
                     masks = row
-        self._set_counts(token, row, work, adjustments, masks)
-        self._header[HEADER_SEQUENCES] = len(chunks)
-        self._end_states(chunks_written)
+        self._set_counts(token, row, work, adjustments, masks, len(chunks))
+        if chunks_written or self._chunks:
+            self._end_states(chunks_written)
 
     def undo(self, chunks: list[Chunk]) -> None:
         """Reverts the changes of `write` in the sequences: the step could not be started."""
@@ -135,12 +129,11 @@ class Batch:
         for row in range(chunk.count):
             self._write_params(chunk.sequence, row, row, 0)
         self._set_counts(chunk.count, chunk.count, work)
-        self._header[HEADER_SEQUENCES] = 1
 
-    def _set_counts(self, tokens: int, rows: int, work: int, adjustments: int = 0, masks: int = 0) -> None:
-        self._header[HEADER_TOKENS], self._header[HEADER_ROWS], self._header[HEADER_WORK] = tokens, rows, work
-        self._header[HEADER_ADJUSTMENTS], self._header[HEADER_MASKS] = adjustments, masks
-        self._header[HEADER_INPUTS] = self._images
+    def _set_counts(
+        self, tokens: int, rows: int, work: int, adjustments: int = 0, masks: int = 0, sequences: int = 1
+    ) -> None:
+        HEADER.pack_into(self._header, 0, tokens, rows, work, adjustments, masks, sequences, self._images)
         if self.inputs.causal_work is not None:
             self.inputs.causal_work[:work] = self.inputs.work[:work]
             self.inputs.causal_work[:work, WORK_LAST] = 0

@@ -68,10 +68,8 @@ def lower_draft_head(
     weights: WeightPlan,
     layout: StepLayout,
     shape: KVCacheShape,
-) -> Program | None:
-    """Lowers the draft head beside the Program of the model's steps; None if the model has none, or it is not used."""
-    if not model.config.draft_layers:
-        return None
+) -> Program:
+    """Lowers the draft head beside the Program of the model's steps."""
     ops = fuse(model.draft_ops(context), weights.layouts, passes)
     head = lower(ops, weights, layout, shape, passes, beside=program)
     program.arena_bytes, program.beside = head.arena_bytes, head

@@ -20,8 +20,6 @@ import numpy as np
 
 from tandem.devices.device import Device, Recording, validate_on
 from tandem.engine.batch import Batch
-from tandem.engine.draft_head import DraftHead, lower_draft_head
-from tandem.engine.image_encoder import ImageEncoder, check_fits
 from tandem.engine.images import Image, ImageCache, ImageSpan, SectionedAngles, images_in, whole_images
 from tandem.engine.kv_cache import KVCache
 from tandem.engine.kv_size import plan_kv, plan_states
@@ -30,8 +28,6 @@ from tandem.engine.sampling import sample_on_host
 from tandem.engine.scheduler import PrefillBudget, Scheduler
 from tandem.engine.sequence import Chunk, Sequence
 from tandem.engine.speculation import Proposer, Speculator, accept_draft
-from tandem.engine.stats import EngineStats, read_stats
-from tandem.engine.text_encoder import TextEncoder
 from tandem.errors import ContextError, DeviceError, OutOfMemoryError, RequestError
 from tandem.interrupts import deferred
 from tandem.kernels.abi import KV_BLOCK, Q8_BLOCK, RESULT_INTS
@@ -39,7 +35,6 @@ from tandem.kernels.kernel import Array
 from tandem.kernels.q8_tiles import q8_unpack
 from tandem.model.config import ModelConfig
 from tandem.model.model import Model
-from tandem.model.vision import VisionModel
 from tandem.program.fuse import PASSES, fuse
 from tandem.program.graph import layer_states
 from tandem.program.lower import lower
@@ -50,7 +45,12 @@ from tandem.program.weight_plan import WeightPlan
 
 if TYPE_CHECKING:
     from tandem.engine.disk_cache import DiskCache
+    from tandem.engine.draft_head import DraftHead
+    from tandem.engine.image_encoder import ImageEncoder
+    from tandem.engine.stats import EngineStats
     from tandem.engine.structured_output import Constraint
+    from tandem.engine.text_encoder import TextEncoder
+    from tandem.model.vision import VisionModel
 
 STEP_TOKENS = 512  # maximum tokens per step; longer prompts take several steps
 SPLIT_STEP_TOKENS = 128  # maximum if layers are split over devices: the chunks of a prompt fill the pipeline
@@ -136,6 +136,8 @@ class Engine:
         limits = step_limits(model, device, context, batch, ROWS_FOR_DRAFTS if proposer or draft_head else 0)
         encoder = None
         if vision:
+            from tandem.engine.image_encoder import ImageEncoder, check_fits
+
             check_fits(vision, model, device, limits)
             # First: the KV cache gets a share of what is free then.
             encoder = ImageEncoder(vision, device, kv)
@@ -166,7 +168,11 @@ class Engine:
         shape = KVCacheShape(kv_blocks, kv, states)
         program = lower(ops, weights, layout, shape, passes)
         validate_on(device, program)
-        draft_program = lower_draft_head(model, device, context, passes, program, weights, layout, shape)
+        draft_program = None
+        if config.draft_layers:
+            from tandem.engine.draft_head import DraftHead, lower_draft_head
+
+            draft_program = lower_draft_head(model, device, context, passes, program, weights, layout, shape)
         device.allocate(program)
         model.load(weights, device, context)
         cache = KVCache(config.windows, kv_blocks, states)
@@ -195,6 +201,8 @@ class Engine:
     @classmethod
     def _load_encoder(cls, model: Model, device: Device, context: int, kv: str) -> Self:
         """An engine without a KV cache, which runs no steps: forwards are out of band."""
+        from tandem.engine.text_encoder import TextEncoder
+
         encoder, windows = TextEncoder(model, device, context, kv), model.config.windows
         limits, cache = step_limits(model, device, context, 1, 0), KVCache(windows, (0,) * len(windows))
         engine = cls(model, device, encoder.program, cache, Scheduler(limits, cache), [], context)
@@ -272,26 +280,23 @@ class Engine:
 
     def step(self) -> list[Sequence]:
         """Starts steps while a step slot is free, then reads the oldest; returns the sequences that got a token."""
+        self.step_called = time.perf_counter()
         try:
-            return self._step()
+            if self.encoder:
+                self._encode_part(self.encoder)
+            if self.disk:
+                self.disk.write_to_device(max(MIN_RESTORING, RESTORING_SHARE * self._step_seconds))
+            while (step_slot := self._free_step_slot()) and (chunks := self.scheduler.schedule()):
+                self._start(step_slot, chunks)
+            if self._in_flight:
+                return self._collect()
+            if self.disk and self.scheduler.waiting:
+                self.disk.wait_while_idle()
+            return []
         except DeviceError:
             if self.disk:
                 self.disk.saves = False  # what memory has may be wrong
             raise
-
-    def _step(self) -> list[Sequence]:
-        self.step_called = time.perf_counter()
-        if self.encoder:
-            self._encode_part(self.encoder)
-        if self.disk:
-            self.disk.write_to_device(max(MIN_RESTORING, RESTORING_SHARE * self._step_seconds))
-        while (step_slot := self._free_step_slot()) and (chunks := self.scheduler.schedule()):
-            self._start(step_slot, chunks)
-        if self._in_flight:
-            return self._collect()
-        if self.disk and self.scheduler.waiting:
-            self.disk.wait_while_idle()
-        return []
 
     def _encode_part(self, encoder: ImageEncoder) -> None:
         """Encodes a part of the next image that a waiting request needs. Other requests run in between."""
@@ -310,10 +315,11 @@ class Engine:
             self.images.evict()
 
     def _free_step_slot(self) -> StepSlot | None:
-        if self._in_flight and self._in_flight[-1].samples_on_host:
+        in_flight = self._in_flight
+        if len(in_flight) == len(self.step_slots) or (in_flight and in_flight[-1].samples_on_host):
             return None
         for step_slot in self.step_slots:
-            if step_slot not in self._in_flight:
+            if step_slot not in in_flight:
                 step_slot.started = time.perf_counter()  # scheduling is a part of the step
                 return step_slot
         return None
@@ -341,8 +347,10 @@ class Engine:
         before, self._last_finished = self._last_finished, time.perf_counter()
         chunks, self.num_steps = step_slot.chunks, self.num_steps + 1
         seconds: float | None = self._last_finished - max(step_slot.started, before)
-        # If all its requests have ended, nobody waited for the step, and it may have finished long ago.
-        if all(chunk.sequence.finish_reason is not None for chunk in chunks):
+        for chunk in chunks:
+            if chunk.sequence.finish_reason is None:
+                break
+        else:  # all its requests have ended: nobody waited for the step, and it may have finished long ago
             seconds = None
         self._step_seconds = seconds or 0.0
         self.scheduler.complete(chunks, seconds)
@@ -495,6 +503,8 @@ class Engine:
     # ---- statistics
 
     def stats(self) -> EngineStats:
+        from tandem.engine.stats import read_stats
+
         return read_stats(self)
 
     def step_bytes(self, tokens: int, rows: int) -> float:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 from tandem.engine.engine import Engine
 from tandem.engine.images import PLACEHOLDER, Image, ImageParts, ImageSpan, PromptIds, images_in
 from tandem.engine.output import OutputReader
-from tandem.engine.params import SamplingParams
-from tandem.engine.text_encoder import TextTokens
+from tandem.engine.params import SamplingParams, TextTokens
 from tandem.errors import ContextError, RequestError, TemplateError
 from tandem.model.image_file import MAX_IMAGES, read_image
 

@@ -19,28 +19,28 @@ from tandem.devices.device import Device
 from tandem.engine import ranking
 from tandem.engine.driver import Driver
 from tandem.engine.engine import Engine, step_limits
-from tandem.engine.image_encoder import check_fits
 from tandem.engine.input_processor import InputProcessor, Message, as_items
 from tandem.engine.load_options import DRAFT_HEAD, NO_DRAFT, LoadOptions, disk_bytes
 from tandem.engine.output import OutputReader, Result, Token, TokenLogprob, Usage
+from tandem.engine.params import NO_RANKER, POOLINGS, TextTokens
 from tandem.engine.speculation import Proposer
-from tandem.engine.stats import EngineStats
-from tandem.engine.text_encoder import NO_RANKER, POOLINGS, TextTokens
 from tandem.errors import RequestError, TandemError, UnsupportedModelError
 from tandem.interrupts import deferred
 from tandem.kernels.kernel import Array
 from tandem.model.locate import resolve
 from tandem.model.model import Model, open_model
-from tandem.model.vision import VisionModel, find_mmproj
+from tandem.model.model_files import find_mmproj
 from tandem.program.program import Program
 from tandem.settings import read_settings
 from tandem.threads import BackgroundCall
 
 if TYPE_CHECKING:
     from tandem.engine.disk_cache import DiskCache
+    from tandem.engine.stats import EngineStats
     from tandem.gguf.file import GGUF
     from tandem.model.chat_template import ChatTemplate
     from tandem.model.tokenizer import Tokenizer
+    from tandem.model.vision import VisionModel
 
 DEFAULT_CONTEXT = 4096
 NO_MMPROJ = "none"  # as `mmproj`: without the encoder beside the model
@@ -171,6 +171,9 @@ class LLM:
         return None, problem
 
     def _open_encoder(self, path: str | Path, options: LoadOptions) -> VisionModel:
+        from tandem.engine.image_encoder import check_fits
+        from tandem.model.vision import VisionModel
+
         vision = VisionModel.open(path)
         try:
             limits = step_limits(self._model, self.device, self.context, options.batch, 0)

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, NamedTuple
 
 from tandem.errors import RequestError
 from tandem.kernels.kernel import Array
@@ -15,11 +15,20 @@ MAX_LOGPROBS = 20  # most likely tokens with log-probabilities
 MAX_FLOAT = 3.4e38  # largest float32
 MAX_STOPS = 128  # stop strings; each is searched for in every new text
 CONSTRAINTS = ("json_schema", "regex", "grammar", "choices")  # parameters of structured output
+POOLINGS = ("mean", "last", "cls")  # of embeddings
+NO_RANKER = "this model has no scores of pairs: use a reranker, or rank by the cosines of embeddings"
 
 
 # A function of the tokens so far and the logits of the next, float32 [vocab]. It changes the logits in place, or
 # returns new ones. It is slow: logits are copied to the host for each token, NumPy samples, and no other step runs.
 LogitsProcessor = Callable[[list[int], Array], Array | None]
+
+
+class TextTokens(NamedTuple):
+    """A text to embed, or a pair to rank."""
+
+    ids: list[int]
+    second: int | None = None  # where the second text of a pair begins
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from collections.abc import Generator, Sequence
 import numpy as np
 
 from tandem.engine.engine import Engine
-from tandem.engine.text_encoder import TextTokens
+from tandem.engine.params import TextTokens
 from tandem.kernels.kernel import Array
 from tandem.model.model import Model
 from tandem.model.weights import vector

@@ -85,8 +85,7 @@ class Scheduler:
         if self._deadline < math.inf:
             self._expire()
         for sequence in self.running:
-            kv = sequence.kv
-            if sequence.state.computed >= kv.block_boundary or kv.states.unread or kv.states.unpublished:
+            if sequence.state.computed >= sequence.kv.block_boundary:
                 self._publish_and_free_blocks(sequence)
         if self.waiting:
             self._admit()
@@ -192,6 +191,8 @@ class Scheduler:
             spare = pool.num_free - max(0, reserved - len(self.running))
         spare = spare if self.prefix_caching else 0
         chunk.source, chunk.targets = self.cache.advance_state(states, chunk.begin, chunk.count, spare)
+        if states.unread or states.unpublished:
+            chunk.sequence.kv.block_boundary = 0  # the next step publishes and frees them
 
     def undo(self, chunks: list[Chunk]) -> None:
         """Reverts `schedule`, which returned these chunks last: the step could not be started."""

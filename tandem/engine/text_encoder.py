@@ -7,12 +7,12 @@ and type, and pools its results: both are small beside the layers.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 
 from tandem.devices.device import Device, validate_on
 from tandem.engine.kv_size import HEADROOM
+from tandem.engine.params import NO_RANKER, TextTokens
 from tandem.errors import DeviceError, DoesNotFitError, RequestError
 from tandem.kernels.abi import (
     HEADER_INPUTS,
@@ -43,13 +43,6 @@ from tandem.program.weight_plan import WeightPlan
 STEP_TOKENS, STEP_TEXTS = 512, 128  # most of a step; a longer text is a step of its own
 ROWS_PER_ITEM = 64  # tokens of an attention item
 SCORE = ("cls", "cls.output")  # the layers after the first token of a model that ranks
-POOLINGS = ("mean", "last", "cls")
-NO_RANKER = "this model has no scores of pairs: use a reranker, or rank by the cosines of embeddings"
-
-
-class TextTokens(NamedTuple):
-    ids: list[int]
-    second: int | None = None  # where the second text of a pair begins
 
 
 class TextEncoder:

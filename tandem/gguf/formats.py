@@ -6,12 +6,11 @@ A row is a whole number of blocks. `dequantise` is the reference that every othe
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import NamedTuple
 
 import numpy as np
 
-from tandem.gguf import decode, encode
-from tandem.gguf import decode_iq as iq
 from tandem.kernels.kernel import Array
 
 
@@ -68,13 +67,19 @@ FORMATS: dict[int, Format] = {
 _BY_NAME = {format.name: format for format in FORMATS.values()}
 
 _NUMBERS = {"F32": "<f4", "F16": "<f2", "F64": "<f8", "I8": "<i1", "I16": "<i2", "I32": "<i4", "I64": "<i8"}
-_DECODERS: dict[str, Callable[[Array], Array]] = {**decode.DECODERS, **iq.DECODERS}
 _CHUNK = 1 << 17  # elements converted at a time: the temporaries stay in the cache
 
 
 def by_name(name: str) -> Format:
     """Returns the format called `name`, as in `by_name("Q4_K")`."""
     return _BY_NAME[name]
+
+
+@cache
+def _decoders() -> dict[str, Callable[[Array], Array]]:
+    from tandem.gguf import decode, decode_iq  # for few tensors: weights are repacked as they are
+
+    return {**decode.DECODERS, **decode_iq.DECODERS}
 
 
 def dequantise(format: Format, raw: Array) -> Array:
@@ -85,15 +90,17 @@ def dequantise(format: Format, raw: Array) -> Array:
             return numbers.astype(np.float32)
     rows = _blocks(raw, format.block_bytes)
     values = np.empty((len(rows), format.block), np.float32)
-    step = _CHUNK // format.block
+    step, decode = _CHUNK // format.block, _decoders()[format.name]
     with np.errstate(all="ignore"):  # a scale may be infinite or no number; so are its values then
         for start in range(0, len(rows), step):
-            values[start : start + step] = _DECODERS[format.name](rows[start : start + step])
+            values[start : start + step] = decode(rows[start : start + step])
     return values.reshape(*raw.shape[:-1], raw.shape[-1] // format.block_bytes * format.block)
 
 
 def quantise(format: Format, values: Array) -> Array:
     """Quantises float32 [..., elements] to uint8 [..., row bytes], rounded to nearest (for synthetic models)."""
+    from tandem.gguf import encode
+
     values = np.ascontiguousarray(values, np.float32)
     if format.name not in (*_NUMBERS, *encode.ENCODERS):
         raise NotImplementedError(f"nothing here writes {format.name}; use {', '.join(encode.ENCODERS)}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
@@ -98,3 +99,13 @@ def choose(models: Iterable[str], quant: str, repo: str) -> str | None:
         if fitting:
             return fitting[0]
     return next(iter(names)) if len(names) == 1 and not quant else None
+
+
+def find_mmproj(model: Path) -> list[Path]:
+    """Returns the mmproj files beside a model, or in the same version of a repository: the preferred one first."""
+    folders = [model.parent, *(folder for folder in model.parents[1:] if folder.parent.name == "snapshots")]
+    found: list[Path] = []
+    for folder in folders:
+        with suppress(OSError):
+            found += [folder / name for name in mmproj_files(path.name for path in folder.iterdir())]
+    return found

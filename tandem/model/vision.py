@@ -19,7 +19,7 @@ from tandem.gguf.file import GGUF
 from tandem.kernels.kernel import Array
 from tandem.model.encoders import ENCODERS, blocks
 from tandem.model.encoders.config import CHANNELS, VisionConfig, VisionMetadata
-from tandem.model.model_files import mmproj_files
+from tandem.model.model_files import find_mmproj
 from tandem.model.weights import load_weights
 from tandem.program.graph import Builder, Op
 from tandem.program.weight_plan import WeightPlan
@@ -234,16 +234,6 @@ class VisionModel(GGUF):
         builder = Builder()
         self.encoder.build(builder, self.config)
         return builder.ops
-
-
-def find_mmproj(model: Path) -> list[Path]:
-    """Returns the mmproj files beside a model, or in the same version of a repository: the preferred one first."""
-    folders = [model.parent, *(folder for folder in model.parents[1:] if folder.parent.name == "snapshots")]
-    found: list[Path] = []
-    for folder in folders:
-        with suppress(OSError):
-            found += [folder / name for name in mmproj_files(path.name for path in folder.iterdir())]
-    return found
 
 
 def open_beside(model: Path) -> VisionModel | None:

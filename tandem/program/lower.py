@@ -3,53 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from importlib import import_module
 
-from tandem.kernels import (
-    activate_slots,
-    attention,
-    combine,
-    embed,
-    expert_matmul,
-    gather_tokens,
-    glu,
-    group_tokens,
-    layer_norm,
-    matmul,
-    norm,
-    quantise,
-    rope,
-    route,
-    sample,
-    scale,
-)
+from tandem.kernels import attention, embed, glu, layer_norm, matmul, norm, rope, sample, scale
 from tandem.kernels.abi import (
-    EPILOGUE_CLAMPED_GLU,
-    EPILOGUE_GELU_GLU,
-    EPILOGUE_SILU_GLU,
     EPILOGUE_STORE,
     PART_NORM,
     PART_ROPE,
     PART_SHIFT,
     PART_STORE,
-    SCORE_SIGMOID,
-    SCORE_SOFTMAX,
     TOKEN_SLOT,
 )
-from tandem.kernels.experts import chosen_bytes, groups_bytes, max_slots
 from tandem.kernels.panels import LAYOUT_NAMES
-from tandem.kernels.q8_tiles import q8_bytes
 from tandem.kernels.rows import rows_bytes
 from tandem.program.fuse import PASSES
-from tandem.program.graph import Heads, Matrix, Op, Routing, Value, Vector
+from tandem.program.graph import Heads, Matrix, Op, Value, Vector
 from tandem.program.hazards import place_barriers
-from tandem.program.lower_latent import LatentLowering
-from tandem.program.lowering_base import KVCacheShape, Routes
+from tandem.program.lowering_base import GLU_EPILOGUES, KVCacheShape, LoweringBase
 from tandem.program.plan_memory import plan_memory
 from tandem.program.program import OTHER_STEP_SLOT, Program, Tensor
 from tandem.program.step_inputs import StepLayout
 from tandem.program.weight_plan import WeightPlan
 
-GLU_EPILOGUES = {"silu": EPILOGUE_SILU_GLU, "gelu": EPILOGUE_GELU_GLU, "clamped": EPILOGUE_CLAMPED_GLU}
+# Ops that few models have, by the module and class that lower them. These and their kernels are imported only for such
+# models: of the time to a first token, most is imports.
+EXTENSIONS = {
+    ("lower_experts", "ExpertLowering"): ("route", "expert_matmul", "activate_slots", "combine"),
+    ("lower_latent", "LatentLowering"): ("store_latent", "attention_latent"),
+    ("lower_recurrent", "RecurrentLowering"): (
+        "short_conv",
+        "delta_rule",
+        "ssm_scan",
+        "group_norm",
+        "gated_norm",
+    ),
+    ("lower_vision", "VisionLowering"): ("pool", "add_input"),
+}
 
 
 def lower(
@@ -62,7 +51,7 @@ def lower(
     beside: Program | None = None,
 ) -> Program:
     """`beside`: another Program in the same arenas. It keeps its KV cache and outputs; activations last for one run."""
-    lowering = _Lowering(ops, plan, step, kv, "quantise" in set(passes))
+    lowering = _lowering_class(ops)(ops, plan, step, kv, "quantise" in set(passes))
     if beside:
         lowering.kv_bytes, lowering.output_bytes = (beside.arena_bytes[name] for name in ("kv", "output"))
     for op in ops:
@@ -79,8 +68,19 @@ def lower(
     return Program(launches, counts, sizes, lowering.values)
 
 
-class _Lowering(LatentLowering):
-    """One method for each op."""
+def _lowering_class(ops: list[Op]) -> type[_Lowering]:
+    """The lowering of all ops of a model: that of every model, and the extensions it needs."""
+    kinds = {op.kind for op in ops}
+    extensions = tuple(
+        getattr(import_module(f"tandem.program.{module}"), name)
+        for (module, name), lowered in EXTENSIONS.items()
+        if not kinds.isdisjoint(lowered)
+    )
+    return type("_ModelLowering", (*extensions, _Lowering), {}) if extensions else _Lowering
+
+
+class _Lowering(LoweringBase):
+    """One method for each op that is not among EXTENSIONS."""
 
     def _embed(self, op: Op) -> None:
         matrix: Matrix = op.attrs["matrix"]
@@ -103,6 +103,11 @@ class _Lowering(LatentLowering):
             input_stride=self.step.inputs.stride,
         )
         self._done(op.outputs[0])
+
+    def _input(self, op: Op) -> None:
+        value = op.outputs[0]
+        self.f32[value] = self._rows(value) if value.exposed else self.step.inputs
+        self.values[value.name] = (0, self.f32[value])
 
     def _norm(self, op: Op) -> None:
         self._norm_launch(op, op.inputs[0], None, op.outputs[0])
@@ -258,19 +263,6 @@ class _Lowering(LatentLowering):
             self._view(base, value, column)
             column += value.width
 
-    def _quantised(self, x: Value) -> Tensor:
-        if x not in self.q8:
-            source, out = self.f32[x], self._tiles(x)
-            self._launch(
-                quantise.KERNEL,
-                out.name,
-                {"x": source, "out": out},
-                dim=x.width,
-                x_stride=source.stride,
-                count_rows=x.count == "rows",
-            )
-        return self.q8[x]
-
     def _glu(self, op: Op) -> None:
         self._activation(op, op.attrs["activation"])
 
@@ -383,6 +375,10 @@ class _Lowering(LatentLowering):
         )
         self._done(*op.outputs)
 
+    def _angles(self, table: Vector) -> Tensor:
+        """Cosines and sines: of each position, or of each token, where the host gives those."""
+        return self.step.angles if self.step.limits.angles else self.plan.vector(table)
+
     def _bidirectional(self, op: Op) -> None:
         """Stores keys and values in KV blocks that last until the attention: activations, not a cache."""
         _, k, v = op.inputs
@@ -423,153 +419,6 @@ class _Lowering(LatentLowering):
             out_q8=out_q8,
             sequences=self.step.limits.sequences,
             blocks=self.kv.blocks[heads.group],
-        )
-        self._done(op.outputs[0])
-
-    def _route(self, op: Op) -> None:
-        routing: Routing = op.attrs["routing"]
-        logits, name, tokens = self.f32[op.inputs[0]], op.outputs[0].name, self.counts["tokens"]
-        sizes = {"experts": routing.experts, "used": routing.used}
-        self.counts["slots"] = max(self.counts["slots"], max_slots(tokens, sizes))
-        nbytes = chosen_bytes(tokens, sizes)
-        found = self.routes[op.outputs[0]] = Routes(
-            Tensor(f"{name}.chosen", "activations", "i32", nbytes),
-            Tensor(f"{name}.weights", "activations", "f32", nbytes),
-            Tensor(f"{name}.groups", "activations", "i32", groups_bytes(tokens, sizes)),
-            sizes,
-        )
-        self._launch(
-            route.KERNEL,
-            name,
-            {
-                "logits": logits,
-                "bias": self.plan.vector(routing.bias) if routing.bias else None,
-                "chosen": found.chosen,
-                "weights": found.weights,
-            },
-            stride=logits.stride,
-            score=SCORE_SIGMOID if routing.sigmoid else SCORE_SOFTMAX,
-            normalise=routing.normalise,
-            scale=routing.scale,
-            sets=routing.expert_groups,
-            sets_used=routing.groups_used,
-            set_top=routing.group_top,
-            **sizes,
-        )
-        tables: dict[str, Tensor | None] = {"chosen": found.chosen, "groups": found.groups}
-        self._launch(group_tokens.KERNEL, found.groups.name, tables, **sizes)
-        if scales := routing.expert_scales:
-            buffers: dict[str, Tensor | None] = {
-                "x": found.weights,
-                "factors": self.plan.vector(scales),
-                "chosen": found.chosen,
-            }
-            self._launch(
-                scale.KERNEL,
-                f"{name}.scaled",
-                buffers,
-                dim=routing.used,
-                stride=routing.used,
-                factors=routing.experts,
-            )
-
-    def _expert_matmul(self, op: Op) -> None:
-        x, routes = op.inputs
-        found, matrices, output = self.routes[routes], op.attrs["matrices"], op.outputs[0]
-        layout, activation, biases = (
-            self.plan.layouts[matrices[0].name],
-            op.attrs["activation"],
-            op.attrs["biases"],
-        )
-        rows = sum(m.rows for m in matrices) // op.attrs["routing"].experts
-        x_tensor = self._in_slots(x, routes, layout.activations == "q8")
-        out, out_q8 = self._output(output, layout.glu_rows if activation else 1)
-        self._launch(
-            expert_matmul.BY_LAYOUT[layout.name],
-            output.name,
-            {
-                "x": x_tensor,
-                "weights": self.plan.matrix(matrices, glu=bool(activation)),
-                "bias": self.plan.vector(*biases) if any(biases) else None,
-                "groups": found.groups,
-                "out": out,
-            },
-            format=LAYOUT_NAMES.index(layout.name),
-            rows=rows,
-            columns=x.width,
-            x_stride=x_tensor.stride,
-            out_stride=out.stride,
-            panels_per_item=matmul.panels_per_item(rows, bool(activation)),
-            epilogue=GLU_EPILOGUES[activation] if activation else EPILOGUE_STORE,
-            out_q8=out_q8,
-            **found.scalars,
-        )
-        self._done(output)
-
-    def _in_slots(self, x: Value, routes: Value, q8: bool) -> Tensor:
-        """The rows of a value in the order of experts: it has that order, or is copied."""
-        if x.count == "slots":
-            return self.q8[x] if q8 else self.f32[x]
-        if (x, routes) not in self.slots:
-            found, source, slots = (
-                self.routes[routes],
-                self._quantised(x) if q8 else self.f32[x],
-                self.counts["slots"],
-            )
-            stride = x.width if q8 else source.stride
-            nbytes = q8_bytes(slots, x.width) if q8 else rows_bytes(slots, x.width, stride)
-            out = Tensor(f"{x.name}.slots", "activations", source.dtype, nbytes, stride)
-            self.slots[x, routes] = out
-            self._launch(
-                gather_tokens.KERNEL,
-                out.name,
-                {"x": source, "groups": found.groups, "out": out},
-                dim=x.width,
-                x_stride=source.stride,
-                out_stride=stride,
-                q8=q8,
-                **found.scalars,
-            )
-        return self.slots[x, routes]
-
-    def _activate_slots(self, op: Op) -> None:
-        x, routes = op.inputs
-        found, x_tensor = self.routes[routes], self.f32[x]
-        out, out_q8 = self._output(op.outputs[0])
-        self._launch(
-            activate_slots.KERNEL,
-            op.outputs[0].name,
-            {"x": x_tensor, "groups": found.groups, "out": out},
-            dim=x.width,
-            x_stride=x_tensor.stride,
-            out_stride=out.stride,
-            activation=glu.ACTIVATIONS[op.attrs["activation"]],
-            out_q8=out_q8,
-            **found.scalars,
-        )
-        self._done(op.outputs[0])
-
-    def _combine(self, op: Op) -> None:
-        x, routes, *more = op.inputs
-        found, x_tensor, out = self.routes[routes], self.f32[x], self._rows(op.outputs[0])
-        shared, gate = (*(self.f32[value] for value in more), None, None)[:2]
-        self._launch(
-            combine.KERNEL,
-            op.outputs[0].name,
-            {
-                "x": x_tensor,
-                "weights": found.weights,
-                "groups": found.groups,
-                "shared": shared,
-                "gate": gate,
-                "out": out,
-            },
-            dim=x.width,
-            x_stride=x_tensor.stride,
-            shared_stride=shared.stride if shared else 0,
-            gate_stride=gate.stride if gate else 0,
-            out_stride=out.stride,
-            **found.scalars,
         )
         self._done(op.outputs[0])
 

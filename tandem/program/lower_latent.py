@@ -5,10 +5,10 @@ from __future__ import annotations
 from tandem.kernels import attention_latent, store_latent
 from tandem.kernels.abi import TOKEN_SLOT
 from tandem.program.graph import LatentHeads, Op
-from tandem.program.lower_vision import VisionLowering
+from tandem.program.lowering_base import LoweringBase
 
 
-class LatentLowering(VisionLowering):
+class LatentLowering(LoweringBase):
     def _store_latent(self, op: Op) -> None:
         heads: LatentHeads = op.attrs["heads"]
         latent, key = (self.f32[value] for value in op.inputs)

@@ -1,20 +1,14 @@
-"""Lowering of what images need: rows that the host gives, pooling, and angles of positions with sections."""
+"""Lowering of what images need: pooling, and rows of the host that are added to those of tokens."""
 
 from __future__ import annotations
 
 from tandem.kernels import add_input, pool
 from tandem.kernels.rows import rows_bytes
-from tandem.program.graph import Op, Vector
-from tandem.program.lower_recurrent import RecurrentLowering
-from tandem.program.program import Tensor
+from tandem.program.graph import Op
+from tandem.program.lowering_base import LoweringBase
 
 
-class VisionLowering(RecurrentLowering):
-    def _input(self, op: Op) -> None:
-        value = op.outputs[0]
-        self.f32[value] = self._rows(value) if value.exposed else self.step.inputs
-        self.values[value.name] = (0, self.f32[value])
-
+class VisionLowering(LoweringBase):
     def _pool(self, op: Op) -> None:
         x, out = self.f32[op.inputs[0]], self._rows(op.outputs[0])
         weight, bias = map(self.plan.vector, op.attrs["affine"] or ()) if op.attrs["affine"] else (None, None)
@@ -47,7 +41,3 @@ class VisionLowering(RecurrentLowering):
                 input_stride=self.step.inputs.stride,
             )
         self._done(op.outputs[0])
-
-    def _angles(self, table: Vector) -> Tensor:
-        """Cosines and sines: of each position, or of each token, where the host gives those."""
-        return self.step.angles if self.step.limits.angles else self.plan.vector(table)

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from tandem.errors import ProgramError
-from tandem.kernels.abi import KV_TYPES
+from tandem.kernels import quantise
+from tandem.kernels.abi import EPILOGUE_CLAMPED_GLU, EPILOGUE_GELU_GLU, EPILOGUE_SILU_GLU, KV_TYPES
 from tandem.kernels.kernel import Kernel, Scalars
 from tandem.kernels.kv_layout import kv_bytes
 from tandem.kernels.q8_tiles import q8_bytes
@@ -16,6 +17,8 @@ from tandem.program.graph import Heads, LatentHeads, Matrix, Op, Value
 from tandem.program.program import Launch, Tensor
 from tandem.program.step_inputs import StepLayout
 from tandem.program.weight_plan import WeightPlan, align
+
+GLU_EPILOGUES = {"silu": EPILOGUE_SILU_GLU, "gelu": EPILOGUE_GELU_GLU, "clamped": EPILOGUE_CLAMPED_GLU}
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,19 @@ class LoweringBase:
         size = q8_bytes(self.counts[value.count], value.width)
         self.q8[value] = Tensor(f"{value.name}.q8", "activations", "q8", size, value.width)
         return self.q8[value]
+
+    def _quantised(self, x: Value) -> Tensor:
+        if x not in self.q8:
+            source, out = self.f32[x], self._tiles(x)
+            self._launch(
+                quantise.KERNEL,
+                out.name,
+                {"x": source, "out": out},
+                dim=x.width,
+                x_stride=source.stride,
+                count_rows=x.count == "rows",
+            )
+        return self.q8[x]
 
     def _output(self, value: Value, unit: int = 32) -> tuple[Tensor, bool]:
         """Makes the output tensor of a kernel that can quantise: int8 tiles if all readers are int8 matmuls.

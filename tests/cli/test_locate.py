@@ -26,8 +26,7 @@ from tandem.model.catalogue import (
     Progress,
     RemoteFile,
 )
-from tandem.model.model_files import QUANT, quant_of
-from tandem.model.vision import find_mmproj
+from tandem.model.model_files import QUANT, find_mmproj, quant_of
 from tests.loopback_hub import COMMIT, LoopbackHub
 from tests.models.test_vision import GOLDENS as VISION
 

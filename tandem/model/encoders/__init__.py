@@ -14,13 +14,17 @@ one. A module has
     parts(c, image)     what MARK becomes in a prompt: texts, and resized pixels for which embeddings come
 """
 
-from tandem.model.encoders import gemma3, gemma4, gemma4u, idefics3, qwen3vl, qwen25vl
+from tandem.model.lazy_modules import LazyModules
 
-ENCODERS = {
-    "gemma3": gemma3,
-    "gemma4uv": gemma4u,
-    "gemma4v": gemma4,
-    "idefics3": idefics3,
-    "qwen2.5vl_merger": qwen25vl,
-    "qwen3vl_merger": qwen3vl,
-}
+# By the projector in the file: the name of the module.
+ENCODERS = LazyModules(
+    __name__,
+    {
+        "gemma3": "gemma3",
+        "gemma4uv": "gemma4u",
+        "gemma4v": "gemma4",
+        "idefics3": "idefics3",
+        "qwen2.5vl_merger": "qwen25vl",
+        "qwen3vl_merger": "qwen3vl",
+    },
+)

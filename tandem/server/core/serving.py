@@ -17,7 +17,7 @@ from tandem.engine.grammar_checker import GrammarChecker
 from tandem.engine.llm import LLM
 from tandem.engine.model_manager import ModelManager
 from tandem.engine.output import Token, TokenLogprob, Usage
-from tandem.engine.text_encoder import TextTokens
+from tandem.engine.params import TextTokens
 from tandem.errors import (
     ContextError,
     DeadlineError,
