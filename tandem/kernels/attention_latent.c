@@ -44,8 +44,7 @@ static float weigh(state *s, int32_t head, int32_t count) {
     for (int32_t t = count; t < KV_BLOCK; t++) weights[t] = highest;
     float shrink[LANES];
     f_store(shrink, f_exp(f_set(s->highest[head] - highest)));
-    const f32x16 w = f_exp(f_sub(f_load(weights), f_set(highest)));
-    f_store(weights, w);
+    for (int32_t t = 0; t < KV_BLOCK; t += LANES) f_store(weights + t, f_exp(f_sub(f_load(weights + t), f_set(highest))));
     float total = s->total[head] * shrink[0];
     for (int32_t t = 0; t < count; t++) total += weights[t];
     s->highest[head] = highest;

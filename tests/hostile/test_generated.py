@@ -105,7 +105,7 @@ def test_metadata_of_any_size_makes_a_small_response(tmp_path: Path) -> None:
     keys: list[Key] = [("general.architecture", "str", "x" * 1_000_000), ("y" * 60_000, "str", "z")]
     keys += [(f"key {i}", "str", "y" * 900) for i in range(2000)]
     for file in (path, write(tmp_path / "many.gguf", keys)):
-        assert len(json.dumps(_model_info("tiny", file))) < 1_000_000
+        assert len(json.dumps(_model_info("tiny", file, None))) < 1_000_000
     with LLM(path, device="cpu", threads=1, context=64, batch=1) as llm:
         assert llm.chat_template == ""
 

@@ -212,7 +212,7 @@ def test_damaged_files(count: int, tmp_path: Path) -> None:
             try:
                 found: Any = await work
                 if isinstance(found, list):
-                    responses._prepared(responses.ResponsesRequest(input="a", store=False), found)
+                    responses.prepared(responses.ResponsesRequest(input="a", store=False), found)
             except (ResponseStoreError, RequestError) as error:
                 assert str(error) and "\n" not in str(error)
 
@@ -249,7 +249,7 @@ def test_a_damaged_item_is_an_error() -> None:
         '{"type": "message", "role": "user", "content": 1}',
     ):
         with pytest.raises(ResponseStoreError, match="begin a new one"):
-            responses._prepared(body, [StoredItem("i", text)])
+            responses.prepared(body, [StoredItem("i", text)])
 
 
 # ---- conversations

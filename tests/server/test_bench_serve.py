@@ -57,4 +57,4 @@ def test_a_synthetic_model(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.parametrize("more", [["smollm2"], ["--ray", "2"]])
 def test_a_synthetic_model_is_served_alone(more: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["serve", "--synthetic", "smollm2-135m:q4_0", *more]) == 2
-    assert "leave MODEL and --ray out" in capsys.readouterr().err
+    assert "leave MODEL, --ray and presets out" in capsys.readouterr().err
