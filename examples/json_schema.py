@@ -21,7 +21,7 @@ SCHEMA = {
     "required": ["name", "age", "city"],
     "additionalProperties": False,
 }
-TEXT = "Ann Smith, 31 years old, has lived in Lisbon since 2019."
+TEXT = "Ann Smith, 31 years old, has lived in Dublin since 2019."
 SENTIMENTS = ("positive", "negative")
 
 with LLM(MODEL) as llm:
