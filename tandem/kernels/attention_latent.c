@@ -9,6 +9,8 @@ enum { Q, ROTATED_Q, CACHE, TABLES, TOKENS, OUT };
 enum { Q_HEADS, LATENT, ROTATED, Q_STRIDE, ROTATED_STRIDE, OUT_STRIDE, TABLE_STRIDE, SCALE, KV };
 enum { HEADS_AT_ONCE = 4, MAX_ROW = 2 * MAX_HEAD_DIM };  // MAX_ROW: elements
 
+_Static_assert(KV_BLOCK % LANES == 0, "the scores of a block are whole vectors");
+
 typedef struct {
     float query[HEADS_AT_ONCE][MAX_ROW], sums[HEADS_AT_ONCE][MAX_ROW];
     float highest[HEADS_AT_ONCE], total[HEADS_AT_ONCE], weights[HEADS_AT_ONCE][KV_BLOCK];
