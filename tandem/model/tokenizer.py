@@ -133,7 +133,12 @@ class Tokenizer:
         if len(scores) != self.vocab_size or not np.isfinite(scores).all():
             gguf.fail("tokenizer.ggml.scores", "there is no number for each token: convert the model again")
         data = np.asarray(characters).astype(np.uint8).tobytes()
-        self._unigram = Unigram(self._plain_tokens(), scores, 0 if unknown is None else unknown, data)
+        try:
+            self._unigram = Unigram(self._plain_tokens(), scores, 0 if unknown is None else unknown, data)
+        except ValueError:
+            gguf.fail(
+                "tokenizer.ggml.precompiled_charsmap", "this is no character map: convert the model again"
+            )
 
     def _plain_tokens(self) -> dict[str, int]:
         """The tokens that plain text may become."""

@@ -23,10 +23,13 @@ ASCII = re.compile(r"[\x00-\x7f]+(?![^\x00-\x7f])")  # without a character that 
 
 class CharacterMap:
     def __init__(self, data: bytes) -> None:
+        """`data`: the bytes of the trie (4 bytes), the trie, and texts that end with a NUL. Raises ValueError."""
         size = int.from_bytes(data[:4], "little")
+        if size % 4 or size > max(0, len(data) - 4):
+            raise ValueError
         self._units: list[int] = np.frombuffer(data[4 : 4 + size], "<u4").tolist()
-        self._texts = data[4 + size :]
-        self._ascii = {code: self._one(bytes([code]), 0)[0] for code in range(128)} if self._units else {}
+        self._texts = data[4 + size :] + b"\0"
+        self._ascii = {code: self._one(bytes([code]))[0] for code in range(128)} if self._units else {}
         self._is_simple = not any(self._has_pair(code) for code in range(128))
 
     def replaced(self, text: str) -> str:
@@ -39,12 +42,13 @@ class CharacterMap:
                 at = run.end()
                 continue
             data = text[at : at + 64].encode(errors="replace")
-            found, length = self._one(data, 0)
+            found, length = self._one(data)
             parts.append(found)
-            at += len(data[:length].decode(errors="ignore"))
+            # A damaged trie may have a part of a character: it stands for the whole one.
+            at += max(1, len(data[:length].decode(errors="ignore")))
         return "".join(parts)
 
-    def _one(self, data: bytes, at: int) -> tuple[str, int]:
+    def _one(self, data: bytes) -> tuple[str, int]:
         """(what becomes of the longest string at the start of `data`, or else of its first character, its bytes)."""
         found, length = -1, 0
         for count, value in self._matches(data):
@@ -64,8 +68,8 @@ class CharacterMap:
             if node >= len(units) or (unit := units[node]) & 0x800000FF != byte:
                 break
             node ^= _offset(unit)
-            if unit >> 8 & 1 and node < len(units):
-                found.append((count, units[node] & 0x7FFFFFFF))
+            if unit >> 8 & 1 and node < len(units) and (value := units[node] & 0x7FFFFFFF) < len(self._texts):
+                found.append((count, value))
         return found
 
     def _has_pair(self, first: int) -> bool:

@@ -137,6 +137,26 @@ def test_unigram_matches_sentencepiece() -> None:
     assert ours.encode("\u4e00\U0001f9ff\U000e0041x")[1:-1].count(3) < 2, "neighbours become one"
 
 
+def test_a_damaged_character_map(tmp_path: Path) -> None:
+    def unigram(data: bytes) -> Tokenizer:
+        characters: Key = ("tokenizer.ggml.precompiled_charsmap", "[i32]", list(data))
+        scores: Key = ("tokenizer.ggml.scores", "[f32]", [0.0, -1.0, -2.0])
+        tokens = [("<unk>", UNKNOWN), ("\u2581", NORMAL), ("x", NORMAL)]
+        return small(tmp_path / "damaged.gguf", "t5", tokens, characters, scores)
+
+    for data in (b"\3\0\0\0abc", b"\4\0\0\0ab"):
+        with pytest.raises(ModelFileError, match="no character map"):
+            unigram(data)
+    units = np.zeros(
+        512, "<u4"
+    )  # one string, the first byte of \xe9 in UTF-8: it becomes the text at `value`
+    units[0], units[0x100 ^ 0xC3] = 0x100 << 10, (0x1C3 ^ 1) << 10 | 1 << 8 | 0xC3
+    for value, strings, replaced in ((0, b"x\0", "xx"), (0, b"x", "xx"), (9, b"x\0", "\xe9x")):
+        units[1] = 1 << 31 | value
+        tokenizer = unigram(units.nbytes.to_bytes(4, "little") + units.tobytes() + strings)
+        assert tokenizer._unigram and tokenizer._unigram._characters.replaced("\xe9x") == replaced
+
+
 # Against plain references, over small random vocabularies
 
 
