@@ -30,7 +30,7 @@ import numpy as np
 from tandem import __version__
 from tandem.devices.device import Bytes
 from tandem.engine.block_files import IDENTITY, BlockFiles
-from tandem.engine.kv_cache import BlockTable, KVCache, SequenceKV
+from tandem.engine.kv_cache import RESTORED, BlockTable, KVCache, SequenceKV
 from tandem.engine.kv_memory import KVMemory
 from tandem.engine.kv_snapshot import kv_kind
 from tandem.engine.stats import DiskCacheStats
@@ -332,7 +332,10 @@ class DiskCache:
         except MemoryError:
             count = 0
         for block, hash in zip(batch.blocks[:count], batch.hashes, strict=False):
-            pool.publish(block, hash)
+            if pool is self.cache.states:
+                self.cache.states.keep(block, restore.hashes[: restore.hashes.index(hash) + 1], RESTORED)
+            else:
+                pool.publish(block, hash)
         restore.left -= len(batch.blocks)
         if count < len(batch.blocks):  # so the prefix is shorter
             assert restore.found is not None

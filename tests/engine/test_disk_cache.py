@@ -60,6 +60,9 @@ def test_a_restart_computes_a_prompt_no_second_time(name: str, kv: str) -> None:
             assert stats.cached_prompt_tokens == (USABLE if restart else 0)
             assert stats.disk and stats.disk.restored_tokens == (USABLE if restart else 0)
             assert stats.disk.hits == min(restart, 1) and not stats.disk.damaged and not stats.disk.dropped
+            if stats.states:
+                assert stats.states.kept["restored"] == stats.states.hits["restored"] == min(restart, 1)
+                assert max(llm.engine.cache.states._saves) == USABLE // KV_BLOCK, "it saves all of its prefix"
             assert answer(llm, PROMPT[:100] + [5] * 30) == longer
             assert answer(llm) == expected
             assert llm.engine.cache.free_blocks == llm.engine.cache.blocks
