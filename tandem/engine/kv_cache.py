@@ -276,12 +276,7 @@ class StatePool(BlockPool):
                 self._before[slot] = self._before[block]
                 self._saves[slot] += self._saves[block]
                 self._rank[slot] += self._weight(slot) - weight
-        self.reasons[block], self._saves[block], self._before[block], self._is_past[block] = (
-            RESTORED,
-            0,
-            b"",
-            False,
-        )
+        self._saves[block], self._before[block], self._is_past[block] = 0, b"", False
 
 
 class KVCache:
@@ -466,12 +461,10 @@ class KVCache:
         if source not in (NO_STATE, states.own, states.last[1] if states.last else NO_STATE):
             states.unread.append(source)
         ends_block = end % KV_BLOCK == 0
-        keeps_end = ends_block and end // KV_BLOCK in states.checkpoints and spare > 0
+        keeps_end = ends_block and _keeps(states, end // KV_BLOCK, spare)
         spare -= keeps_end
         for blocks in states.checkpoints:
-            if begin < blocks * KV_BLOCK < end and spare > (
-                FEW if states.checkpoints[blocks] == EARLIER else 0
-            ):
+            if begin < blocks * KV_BLOCK < end and _keeps(states, blocks, spare):
                 slot, spare = self.states.allocate(), spare - 1
                 states.unpublished.append((blocks, slot))
                 targets.append((blocks * KV_BLOCK - begin - 1, slot))
@@ -524,6 +517,12 @@ class KVCache:
     def free_blocks(self) -> tuple[int, ...]:
         """The number of blocks of each group without references, evictable ones included."""
         return tuple(pool.num_free for pool in self.pools)
+
+
+def _keeps(states: SequenceStates, blocks: int, spare: int) -> bool:
+    """Whether a prompt leaves a checkpoint after so many blocks. `spare`: slots for checkpoints."""
+    reason = states.checkpoints.get(blocks)
+    return reason is not None and spare > (FEW if reason == EARLIER else 0)
 
 
 def _first_visible(position: int, window: int) -> int:

@@ -10,7 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tandem.engine.kv_cache import NO_BLOCK, PROMPT_END, BlockPool, BlockTable, KVCache, StatePool
+from tandem.engine.kv_cache import (
+    EARLIER,
+    FEW,
+    NO_BLOCK,
+    PROMPT_END,
+    BlockPool,
+    BlockTable,
+    KVCache,
+    SequenceStates,
+    StatePool,
+)
 from tandem.engine.kv_size import HEADROOM, MAX_LAYER_BYTES, plan_kv, plan_states, step_bytes
 from tandem.errors import DoesNotFitError
 from tandem.gguf.file import GGUF, TensorInfo
@@ -207,6 +217,17 @@ def test_a_block_in_use_takes_the_place_of_an_equal_one_that_is_not() -> None:
     pool.free(old)
     pool.publish(new, b"text")
     assert pool.cached == {b"text": new} and pool.hashes[old] is None and pool.num_free == 1
+
+
+@pytest.mark.parametrize("chunk", [4, 8])
+@pytest.mark.parametrize(("spare", "kept"), [(FEW, {8}), (FEW + 2, {4, 8})])
+def test_few_slots_keep_ends_of_prompts_however_they_are_cut(chunk: int, spare: int, kept: set[int]) -> None:
+    cache, states = KVCache((0,), (8,), states=FEW + 4), SequenceStates()
+    assert cache.reserve_state(states)
+    states.checkpoints = {8: PROMPT_END, 4: EARLIER}
+    for begin in range(0, 8, chunk):
+        cache.advance_state(states, begin * KV_BLOCK, chunk * KV_BLOCK, spare)
+    assert {blocks for blocks, _ in states.unpublished} == kept
 
 
 def test_a_short_request_does_not_evict_a_long_conversation() -> None:
