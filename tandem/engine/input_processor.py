@@ -6,6 +6,7 @@ import dataclasses
 import operator
 import os
 from collections.abc import Iterable, Mapping, Set
+from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -140,16 +141,18 @@ class InputProcessor:
         return ids if len(ids) <= context else [*ids[: context - 1], ids[-1]]
 
     def prompted_pair(self, query: str, document: str, template: str, truncate: bool) -> TextTokens:
-        """A query and a document as a prompt that asks for a judgement; the end of a long document may be cut."""
+        """A query and a document as a prompt that asks for a judgement; the end of a long document may be cut. It has
+        the tokens of the template only: no BOS or EOS, as in llama.cpp."""
         before, _, after = template.partition("{document}")
         head, tail = before.replace("{query}", query), after.replace("{query}", query)
-        last = self.tokenizer.encode(tail, special=True, bos=False)
+        encode = partial(self.tokenizer.encode, special=True, bos=False)
+        last = encode(tail)
         limit = self.engine.context - len(last)
-        if len(self.tokenizer.encode(head, special=True, limit=limit)) >= limit:
+        if len(encode(head, limit=limit)) >= limit:
             raise ContextError(
                 f"the query has more tokens than the context of {self.engine.context} holds: shorten it"
             )
-        ids = self.tokenizer.encode(head + document, special=True, limit=None if truncate else limit)
+        ids = encode(head + document, limit=None if truncate else limit)
         return TextTokens(self.short_ids([*(ids[:limit] if truncate else ids), *last], False))
 
     def pair(self, query: str, document: str, truncate: bool) -> TextTokens:

@@ -26,7 +26,12 @@ def classifier(model: Model) -> Array | None:
     gguf, c = model.gguf, model.config
     if c.encodes or c.pooling != "rank" or CLASSIFIER not in gguf.tensors:
         return None
-    return vector(gguf, CLASSIFIER).reshape(-1, c.dim)
+    if (shape := gguf.tensor(CLASSIFIER).shape)[1:] != (c.dim,):
+        gguf.fail(
+            CLASSIFIER,
+            f"shape is {shape}, the metadata asks for rows of {c.dim}: fetch or convert the file again",
+        )
+    return vector(gguf, CLASSIFIER).reshape(shape)
 
 
 def template(model: Model) -> str:

@@ -12,7 +12,7 @@ import tokenizers
 from tandem import LLM
 from tandem.engine.ranking import CLASSIFIER
 from tandem.engine.text_encoder import STEP_TEXTS
-from tandem.errors import ContextError, RequestError
+from tandem.errors import ContextError, ModelFileError, RequestError
 from tandem.gguf.file import GGUF
 from tandem.kernels.kernel import Array
 from tandem.model.tokenizer import Tokenizer
@@ -130,26 +130,39 @@ def test_a_generating_model_ranks_by_its_yes(tmp_path: Path) -> None:
     keys: list[Key] = [
         ("llama.pooling_type", "u32", 4),
         ("tokenizer.chat_template.rerank", "str", "<|im_start|>{query} in {document}<|im_end|>?"),
+        *((f"tokenizer.ggml.add_{name}_token", "bool", True) for name in ("bos", "eos")),
+        ("tokenizer.ggml.bos_token_id", "u32", 65),
     ]
     file = write_tiny_model(tmp_path / "tiny.gguf", more_keys=keys, more_tensors=[(CLASSIFIER, "F32", rows)])
     with LLM(file, device="cpu", threads=1, context=64, kv="f32") as llm:
         documents = ["dog", "a cat", "", "long " * 9]
         expected = []
         for document in documents:
-            ids = llm.tokenize(f"<|im_start|>cat in {document}<|im_end|>?", special=True)
+            ids = llm.tokenize(f"<|im_start|>cat in {document}<|im_end|>?", special=True)[1:-1]
             assert llm.pair("cat", document).ids == ids
             yes, no = rows @ llm.capture(ids, ["result_norm"])["result_norm"][-1]
             expected.append(1 / (1 + np.exp(no - yes)))
         assert np.abs(llm.rerank("cat", documents) - expected).max() < 1e-6
         assert len(llm.embed("cat")) == DIM and llm.generate("a", max_tokens=2).text
         cut = llm.pair("cat", "x" * 100, truncate=True).ids
-        assert len(cut) == 64 and cut[-2:] == llm.tokenize("<|im_end|>?", special=True)
+        assert len(cut) == 64 and cut[-2:] == llm.tokenize("<|im_end|>?", special=True)[1:-1]
         with pytest.raises(ContextError, match="shorten it, truncate it"):
             llm.rerank("cat", ["x" * 100])
         with pytest.raises(ContextError, match="the query has more tokens"):
             llm.rerank("x" * 100, ["a"])
         with pytest.raises(RequestError, match="are texts"):
             llm.rerank("cat", [3])  # type: ignore[list-item]
+
+
+def test_a_classifier_of_another_width_is_refused(tmp_path: Path) -> None:
+    rows = (CLASSIFIER, "F32", np.zeros((2, DIM - 1), np.float32))
+    keys: list[Key] = [("llama.pooling_type", "u32", 4)]
+    file = write_tiny_model(tmp_path / "tiny.gguf", more_keys=keys, more_tensors=[rows])
+    with (
+        LLM(file, device="cpu", threads=1, context=64) as llm,
+        pytest.raises(ModelFileError, match="asks for rows of 64"),
+    ):
+        llm.rerank("cat", ["a"])
 
 
 def test_a_generating_model_embeds_with_its_last_token(tmp_path: Path) -> None:
