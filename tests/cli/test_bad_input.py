@@ -81,7 +81,7 @@ def test_wrong_architecture_lists_the_known_ones(refused: Refused, tmp_path: Pat
 
 def test_a_wrong_architecture_says_what_is_missing(refused: Refused, tmp_path: Path) -> None:
     path = write_tiny_model(tmp_path / "mamba.gguf", architecture="mamba")
-    assert "it lacks state-space layers" in refused("run", path, "hello")
+    assert "it lacks Mamba-1 layers" in refused("run", path, "hello")
 
 
 def test_prompt_longer_than_the_context(refused: Refused, tiny: Path) -> None:
