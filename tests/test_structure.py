@@ -10,6 +10,11 @@ from pathlib import Path
 import pytest
 
 import tandem
+from tandem.model.architectures import ARCHITECTURES, MISSING
+from tandem.model.encoders import ENCODERS
+from tandem.model.lazy_modules import LazyModules
+from tandem.program.graph import SHAPES
+from tandem.program.lower import EXTENSIONS, _Lowering
 
 pytestmark = pytest.mark.fast
 
@@ -91,6 +96,37 @@ def test_every_kernel_but_those_of_gpus_alone_has_a_c_file() -> None:
     shared = {"expert_matmul"}  # its loop is that of matmul.c, which has its code too
     assert on_cpus - shared == {p.stem for p in folder.glob("*.c")}
     assert not [stem for stem in on_cpus if any(kernel.gpu_only for kernel in declared[stem])]
+
+
+@pytest.mark.parametrize(
+    ("modules", "functions", "others"),
+    [
+        (ARCHITECTURES, {"config", "tensors", "build"}, {"blocks"}),
+        (ENCODERS, {"config", "prepare", "tensors", "build", "parts"}, {"blocks", "config"}),
+    ],
+)
+def test_modules_that_are_imported_when_they_are_used(
+    modules: LazyModules, functions: set[str], others: set[str]
+) -> None:
+    """Each name has a module, and each module a name."""
+    found = {Path(str(modules[name].__file__)) for name in modules}
+    assert all(functions <= vars(module).keys() for module in modules.values())
+    folder = next(iter(found)).parent
+    assert {path.stem for path in found} == {path.stem for path in folder.glob("[!_]*.py")} - others
+
+
+def test_a_family_that_runs_lacks_nothing() -> None:
+    assert set(ARCHITECTURES).isdisjoint(MISSING)
+
+
+def test_each_op_is_lowered_in_one_place() -> None:
+    """An op of an extension that EXTENSIONS does not list would be missing from models without the others."""
+    places = {kind: [_Lowering] for kind in SHAPES if hasattr(_Lowering, f"_{kind}")}
+    for (module, name), kinds in EXTENSIONS.items():
+        extension = getattr(importlib.import_module(f"tandem.program.{module}"), name)
+        assert {kind for kind in SHAPES if f"_{kind}" in vars(extension)} == set(kinds), name
+        places |= {kind: [*places.get(kind, []), extension] for kind in kinds}
+    assert places.keys() == SHAPES.keys() and all(len(found) == 1 for found in places.values()), places
 
 
 def test_the_public_surface() -> None:
