@@ -33,9 +33,8 @@ def time_images(
     engine = Engine.load(model, device, context=context, batch=1, kv=kv, vision=vision)
     rows: list[ImageRow] = []
     for side, prompt in zip(sides, prompts, strict=True):
-        times = [_time(engine, _prompt(model, vision, side, seed)) for seed in range(rounds + 1)][
-            1:
-        ]  # the first warms up
+        times = [_time(engine, _prompt(model, vision, side, seed)) for seed in range(rounds + 1)]
+        del times[0]  # it warms up
         encoding, first = (np.median(each) for each in zip(*times, strict=True))
         rows.append({
             "side": side, "tokens": sum(span.image.tokens for span in prompt.images),

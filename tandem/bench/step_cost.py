@@ -84,8 +84,7 @@ def _launch_cost(launch: Launch, counts: dict[str, int], alike: Counter[tuple[in
         for (begin, count), n in alike.items()
     )
     latent = launch.kernel.name == "attention_latent"
-    columns = (
-        s["latent"] + s["rotated"] / 2 if latent else s["head_dim"]
-    )  # half of those of a query and a value
+    # Half of the columns of a query and a value together.
+    columns = s["latent"] + s["rotated"] / 2 if latent else s["head_dim"]
     ops = 4 * pairs * int(s["q_heads"]) * columns
     return Cost(cost.bytes + kv_read(launch, alike), cost.ops + ops)

@@ -34,8 +34,8 @@ class Stacked(NamedTuple):
 
 
 class Latent(NamedTuple):
-    """For each head, the rows that make its keys of a latent, then those that make its values: `keys` is written the
-    other way round, [heads, latent, columns of a key]."""
+    """The matrix that makes keys and values of a latent: for each head, the rows of its key, then those of its value.
+    `keys` is written transposed: [heads, latent, columns of a key]."""
 
     keys: str
     values: str
@@ -46,8 +46,8 @@ Order = Callable[[HFConfig, int], Array]
 
 
 class Rearranged(NamedTuple):
-    """Some rows of a tensor, or its columns in another order, or values that a function changes. All its dimensions but
-    the last are one. `name`: with its ending."""
+    """Some rows of a tensor, or its columns in another order, or values that a function changes. The dimensions before
+    the last are rows together. `name`: with its ending."""
 
     name: str
     rows: Order | None = None  # of a vector: its values

@@ -111,9 +111,8 @@ class DraftHead:
         stored = 1 + next(i for i, launch in enumerate(program.launches) if launch.buffers.get("cache"))
         self._storing = device.record(replace(program, launches=program.launches[:stored]), STEP_SLOT)
         self._pending: list[Computed] = []
-        self._last: dict[
-            Sequence, tuple[int, Array]
-        ] = {}  # position and hidden state of its last computed token
+        # Position and hidden state of the last computed token of each sequence.
+        self._last: dict[Sequence, tuple[int, Array]] = {}
 
     def uncached(self, sequence: Sequence) -> int:
         return 0

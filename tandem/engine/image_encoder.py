@@ -39,9 +39,8 @@ from tandem.program.weight_plan import WeightPlan
 
 ROWS_PER_ITEM = 16  # patches of an attention item
 PART_SECONDS = 0.02  # other requests wait for so long, or for one launch
-WHOLE_PARTS = (
-    2  # an image that takes no longer than so many parts is one part, as a device has recorded it whole
-)
+# An image that takes less than so many parts is encoded in one: a device has recorded all launches together.
+WHOLE_PARTS = 2
 
 
 def encoder_program(

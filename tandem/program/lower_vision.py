@@ -11,7 +11,7 @@ from tandem.program.lowering_base import LoweringBase
 class VisionLowering(LoweringBase):
     def _pool(self, op: Op) -> None:
         x, out = self.f32[op.inputs[0]], self._rows(op.outputs[0])
-        weight, bias = map(self.plan.vector, op.attrs["affine"] or ()) if op.attrs["affine"] else (None, None)
+        weight, bias = map(self.plan.vector, op.attrs["affine"]) if op.attrs["affine"] else (None, None)
         # A norm may follow, which picks its rows among as many as there are tokens.
         if not op.attrs["concatenate"]:
             out.nbytes = rows_bytes(self.counts["tokens"], op.outputs[0].width, out.stride)

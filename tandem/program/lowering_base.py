@@ -60,9 +60,8 @@ class LoweringBase:
         self.q8: dict[Value, Tensor] = {}
         self.selected: dict[Value, Value] = {}  # selected rows -> the value they are selected from
         self.routes: dict[Value, Routes] = {}
-        self.slots: dict[
-            tuple[Value, Value], Tensor
-        ] = {}  # (value, routes) -> its rows in the order of experts
+        # (value, routes) -> its rows in the order of experts
+        self.slots: dict[tuple[Value, Value], Tensor] = {}
         self.caches: dict[int, Tensor] = {}  # layer -> KV cache
         self.kv_bytes = self.output_bytes = 0
 

@@ -57,9 +57,8 @@ def config(m: Metadata) -> ModelConfig:
 def _rope(m: Metadata, key: int) -> tuple[Rope, float]:
     """RoPE, and a factor of queries and keys that takes the place of YaRN's magnitude."""
     rope = m.rope(key)
-    multiplier = m.number(
-        "rope.scaling.yarn_log_multiplier", 0.0, zero=True
-    )  # a tenth of what other files have
+    # A tenth of what files of other architectures have.
+    multiplier = m.number("rope.scaling.yarn_log_multiplier", 0.0, zero=True)
     if not rope.yarn or not multiplier:
         return rope, 1.0
     factor, trained, fast, slow, _ = rope.yarn

@@ -40,9 +40,8 @@ class VisionConfig:
     head_width: int = 0  # columns of a head with zeros after its own; 0: there are none
     clamps: bool = False  # what matrices read and write is clamped
     standardises: bool = False  # pooled patches: minus a bias, times a factor
-    rope_base: float = (
-        0.0  # of rotations of queries and keys by row and column of the patch; 0: there are none
-    )
+    # Of the frequencies by which queries and keys rotate, by row and column of the patch; 0: they do not rotate.
+    rope_base: float = 0.0
     deepstack_after: tuple[int, ...] = ()  # layers after which there are further embeddings
     window: int = 0  # rows of embeddings in a window, in which patches see each other; 0: they see all
     full_every: int = 0  # so many layers have one in which they see all
@@ -119,9 +118,8 @@ class VisionConfig:
         patches = pixels.reshape(rows, size, columns, size, CHANNELS).transpose(0, 2, 4, 1, 3)
         ordered = patches.reshape(rows * columns, CHANNELS, -1)[self.places(pixels)]
         mean, std = (np.array(values, np.float32)[:, None] for values in (self.mean, self.std))
-        scaled = (
-            np.arange(256, dtype=np.float32) * np.float32(1 / 255) - mean
-        ) / std  # of each byte, by channel
+        every_byte = np.arange(256, dtype=np.float32)
+        scaled = (every_byte * np.float32(1 / 255) - mean) / std  # [channels, 256]
         found: Array = np.empty(ordered.shape, np.float32)
         for channel in range(CHANNELS):
             np.take(scaled[channel], ordered[:, channel], out=found[:, channel], mode="clip")
