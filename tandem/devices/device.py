@@ -78,8 +78,8 @@ class Device(Protocol):
         type of the activations that it multiplies. Asked before anything is allocated."""
 
     def fast_head_dim(self, head_dim: int) -> int:
-        """Returns the size to which zeros at the end of heads make attention of many tokens fastest: this one, or a
-        larger one."""
+        """Returns the head size with which attention of many tokens is fastest: this one, or a larger one that is
+        filled up with zeros."""
 
     def free_memory(self) -> tuple[float, float]:
         """Returns the bytes that can be allocated: (in the device's fastest memory, in all)."""

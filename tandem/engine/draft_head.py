@@ -121,8 +121,8 @@ class DraftHead:
         self._last.pop(sequence, None)
 
     def store(self, chunks: list[Chunk]) -> None:
-        """Notes the hidden states of tokens that a step of the model has computed, as far as the next token is known:
-        not those of rejected draft tokens. Their keys and values are stored with those of later steps."""
+        """Keeps the hidden states of the tokens that a step of the model has computed and whose next token is known;
+        rejected draft tokens have none. Later steps store the keys and values of these tokens."""
         token, hidden = 0, self._read(self._model_hidden, sum(chunk.total for chunk in chunks))
         for chunk in chunks:
             sequence, first = chunk.sequence, token

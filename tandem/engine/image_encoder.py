@@ -87,7 +87,7 @@ class ImageEncoder:
         self._inputs.tables[0][:] = np.arange(layout.limits.blocks)
         self._groups = {i: c.group_of(layer) for i, layer in self._attention_layers()} if c.window else {}
         self._count = 1  # launches that are replayed together
-        self._last_image = 1, float("inf")  # its patches and seconds
+        self._last_image = 1, float("inf")  # patches and seconds of the last image
         # By KV group, for each entry of the work list: the last position that it sees.
         self._last: list[Array] = []
         self._width = c.out_dim // (1 + len(c.deepstack_after))

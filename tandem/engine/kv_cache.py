@@ -207,12 +207,11 @@ class BlockPool:
 
 
 class StatePool(BlockPool):
-    """State slots. A checkpoint is evicted by use and by what it saves (GreedyDual): the blocks of its prefix that a
-    request would compute again from the checkpoint before it. Else a short request would evict those of a long
-    conversation.
+    """State slots. Checkpoints are evicted by last use and by what they save (GreedyDual): the blocks that a request
+    would compute again from the checkpoint before. So a short request does not evict those of a long conversation.
 
-    A conversation goes on from its last checkpoints. What those before them save counts little, unless a second request
-    began with one, too."""
+    A conversation goes on from its last checkpoints. What an earlier one saves counts little (PAST), unless another
+    request has begun with it."""
 
     def __init__(self, count: int) -> None:
         super().__init__(count)
@@ -231,18 +230,19 @@ class StatePool(BlockPool):
             return
         self.publish(slot, hashes[-1])
         self.kept[reason] += 1
-        before = next((i for i in range(len(hashes) - 1, 0, -1) if self._counts(hashes[i - 1])), 0)
+        before = next((i for i in range(len(hashes) - 1, 0, -1) if self._is_base(hashes[i - 1])), 0)
         self.reasons[slot], self._before[slot] = reason, hashes[before - 1] if before else b""
         self._saves[slot] = 0 if reason == EARLIER else len(hashes) - before
         if reason == PROMPT_END:
-            self._pass(self._before[slot])
+            self._mark_past(self._before[slot])
 
-    def _counts(self, hash: bytes) -> bool:
-        """Whether there is a checkpoint from which others are measured: the EARLIER ones are seldom used."""
+    def _is_base(self, hash: bytes) -> bool:
+        """Whether there is a checkpoint from which a later one counts what it saves: not an EARLIER one, which is
+        seldom used."""
         return hash in self.cached and self.reasons[self.cached[hash]] != EARLIER
 
-    def _pass(self, hash: bytes) -> None:
-        """Notes that a conversation has gone beyond these checkpoints."""
+    def _mark_past(self, hash: bytes) -> None:
+        """Marks a checkpoint and those before it: a later prompt of their conversation has one."""
         while (slot := self.cached.get(hash)) is not None and not self._is_past[slot]:
             if self.reasons[slot] != BRANCH:
                 self._is_past[slot] = True

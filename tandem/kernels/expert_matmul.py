@@ -185,7 +185,7 @@ BY_SLOT, BY_TOKEN, ONE_TOKEN = 1, 2, 3  # whose activations experts read: GROUPE
 
 
 def takes_dots(scalars: Scalars, counts: Counts) -> bool:
-    """Whether experts have so few slots that matrix units do not pay."""
+    """Whether experts have so few slots that dot products are faster than matrix units."""
     tokens = counts["tokens"]
     if tokens <= MAX_DOT_TOKENS:
         return True
@@ -194,7 +194,8 @@ def takes_dots(scalars: Scalars, counts: Counts) -> bool:
 
 
 def dots_are_fastest(scalars: Scalars, counts: Counts, gpu: Gpu) -> bool:
-    """Where activations are in scalar registers (AMD), a row a lane is faster."""
+    """Whether dot products are also faster than a row for each lane: not on AMD's GPUs, where a row for each lane has
+    its activations in scalar registers."""
     return takes_dots(scalars, counts) and gpu.vendor != "AMD"
 
 
@@ -280,7 +281,8 @@ def expanded_tiles(by_token: bool, scalars: Scalars, counts: Counts) -> int:
 
 
 def expand(by_token: bool, scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch:
-    """One thread writes the values that one lane loads of a block of 32 columns and a tile of slots or tokens."""
+    """Writes activations in the order in which lanes load them. A thread writes what one lane loads of 32 columns and
+    a tile of slots or tokens."""
     return Dispatch(-(-int(scalars["columns"]) // 128), expanded_tiles(by_token, scalars, counts))
 
 

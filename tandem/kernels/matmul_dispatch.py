@@ -258,9 +258,10 @@ SLOW_TO_DECODE = ("q4_k", "q5_k", "q6_k", *(layout for layout in CHOSEN if layou
 REG_TOKENS = 8  # tokens of a tile: columns of the matrix of activations
 # Of matmul_many: the first of its own specialisation constants, and its workgroups that a core runs at once.
 MANY_CONSTANTS, TILES_PER_CORE = 7, 2
-# Bytes of the sums of a tile of 64 rows and 256 tokens. Workgroups that share a tile have a minimum of columns each,
-# and their sums take the time of this part of a tile's column: 128 KB written and read on an H200.
-TILE_SUMS_BYTES, MIN_PART_COLUMNS, MAX_PARTS, PART_SUMS_COLUMNS = 1 << 16, 512, 11, 1.6
+# Workgroups that share a tile of 64 rows and 256 tokens: each has some of the columns; their sums are added at the end.
+MIN_PART_COLUMNS, MAX_PARTS = 512, 11
+TILE_SUMS_BYTES = 64 * 256 * 4  # of one workgroup
+PART_SUMS_COLUMNS = 1.6  # columns of a tile that take as long as writing and reading these bytes, on an H200
 
 
 def reg_tiles(tokens: int) -> int:
@@ -341,9 +342,9 @@ def _matmul_coopmat_reg(
 
 
 def divide_tiles(tiles: int, columns: int, gpu: Gpu) -> tuple[int, int, int]:
-    """Tiles that a workgroup computes alone, the others, and the workgroups that share each of these, by columns.
+    """Returns (tiles with a workgroup each, tiles that several workgroups share, how many share one).
 
-    The last tiles would leave most of a GPU idle; in parts they do not.
+    The last tiles are shared: with a workgroup each, they would leave most of a GPU idle.
     """
     at_once = TILES_PER_CORE * gpu.cores
     shared = tiles % at_once if at_once else 0

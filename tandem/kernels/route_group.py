@@ -61,8 +61,8 @@ def cases(rng: np.random.Generator) -> Iterator[Case]:
 
 
 def dispatch(scalars: Scalars, counts: Counts, gpu: Gpu) -> Dispatch | None:
-    """One workgroup for one token, with a thread for each expert; y: those after the first quantise a part of the
-    token. None for too many of either."""
+    """x: a token. y: the first workgroup routes it, with a thread for each expert; each of the others quantises a part
+    of its activations. None for too many tokens or experts."""
     threads = max(64, 1 << (int(scalars["experts"]) - 1).bit_length())
     if counts["tokens"] > MAX_TOKENS or threads > gpu.workgroup_invocations:
         return None

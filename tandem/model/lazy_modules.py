@@ -9,7 +9,7 @@ from types import ModuleType
 
 class LazyModules(Mapping[str, ModuleType]):
     def __init__(self, package: str, modules: Mapping[str, str]) -> None:
-        """`modules`: by the name that files have, the name of a module of `package`."""
+        """`modules`: the module of `package` for each name that model files use."""
         self._package, self._modules = package, modules
 
     def __getitem__(self, name: str) -> ModuleType:

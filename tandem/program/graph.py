@@ -405,8 +405,7 @@ class Builder:
         return op.outputs
 
     def embed(self, matrix: Matrix, name: str, *, scale: float = 1.0, images: bool = True) -> Value:
-        """`images`: the tokens of an image have what the host gives for them; else what an id has that stands for
-        them."""
+        """`images`: tokens of an image have the embedding that the host gives, not the row of their id."""
         return self._emit("embed", [], [name], matrix=matrix, scale=scale, images=images)[0]
 
     def input(self, width: int, name: str) -> Value:

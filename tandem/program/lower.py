@@ -26,7 +26,7 @@ from tandem.program.step_inputs import StepLayout
 from tandem.program.weight_plan import WeightPlan
 
 # Ops that few models have, by the module and class that lower them. These and their kernels are imported only for such
-# models: of the time to a first token, most is imports.
+# models, since imports take most of the time to a first token.
 EXTENSIONS = {
     ("lower_experts", "ExpertLowering"): ("route", "expert_matmul", "activate_slots", "combine"),
     ("lower_latent", "LatentLowering"): ("store_latent", "attention_latent"),

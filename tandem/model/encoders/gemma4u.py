@@ -1,6 +1,7 @@
-"""Gemma 4 12B: no encoder but a projection of each patch, which is as large as a square of patches of its relatives.
+"""Gemma 4 12B: a projection of each patch in place of an encoder. A patch has the size of a square of patches of the
+other Gemma 4 models.
 
-Layer norms before and after it, and after learned positions of column and row are added.
+Layer norms are before and after the projection, and after learned positions of column and row are added.
 """
 
 from __future__ import annotations
