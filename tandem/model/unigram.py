@@ -37,6 +37,8 @@ class CharacterMap:
             return text
         parts, at = list[str](), 0
         while at < len(text):
+            if not len(parts) & 1023:
+                throttle()
             if self._is_simple and (run := ASCII.match(text, at)):
                 parts.append(run[0].translate(self._ascii))
                 at = run.end()

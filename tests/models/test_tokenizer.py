@@ -19,7 +19,7 @@ from sentencepiece import sentencepiece_model_pb2
 
 from tandem.errors import ModelFileError, RequestError, UnsupportedModelError
 from tandem.gguf.file import GGUF
-from tandem.model import pretokenize
+from tandem.model import pretokenize, unigram
 from tandem.model.pretokenize import BY_NAME, FAMILIES, _compiled, pre_tokenizer
 from tandem.model.tokenizer import BYTE, CONTROL, NORMAL, UNKNOWN, USER_DEFINED, StreamDecoder, Tokenizer
 from tests.gguf_files import Key, write
@@ -137,8 +137,19 @@ def test_unigram_matches_sentencepiece() -> None:
     assert ours.encode("\u4e00\U0001f9ff\U000e0041x")[1:-1].count(3) < 2, "neighbours become one"
 
 
+def test_a_long_text_leaves_time_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loops over characters call `throttle` every few milliseconds."""
+    tokenizer, calls = of_vocabulary("nomic-bert-moe"), list[int]()
+    monkeypatch.setattr(unigram, "throttle", lambda: calls.append(1))
+    assert tokenizer._unigram
+    tokenizer._unigram._characters.replaced("\u4e00" * 5000)
+    assert len(calls) >= 4
+    tokenizer._unigram._spell("\u4e00" * 5000)
+    assert len(calls) >= 8
+
+
 def test_a_damaged_character_map(tmp_path: Path) -> None:
-    def unigram(data: bytes) -> Tokenizer:
+    def with_map(data: bytes) -> Tokenizer:
         characters: Key = ("tokenizer.ggml.precompiled_charsmap", "[i32]", list(data))
         scores: Key = ("tokenizer.ggml.scores", "[f32]", [0.0, -1.0, -2.0])
         tokens = [("<unk>", UNKNOWN), ("\u2581", NORMAL), ("x", NORMAL)]
@@ -146,14 +157,14 @@ def test_a_damaged_character_map(tmp_path: Path) -> None:
 
     for data in (b"\3\0\0\0abc", b"\4\0\0\0ab"):
         with pytest.raises(ModelFileError, match="no character map"):
-            unigram(data)
+            with_map(data)
     units = np.zeros(
         512, "<u4"
     )  # one string, the first byte of \xe9 in UTF-8: it becomes the text at `value`
     units[0], units[0x100 ^ 0xC3] = 0x100 << 10, (0x1C3 ^ 1) << 10 | 1 << 8 | 0xC3
     for value, strings, replaced in ((0, b"x\0", "xx"), (0, b"x", "xx"), (9, b"x\0", "\xe9x")):
         units[1] = 1 << 31 | value
-        tokenizer = unigram(units.nbytes.to_bytes(4, "little") + units.tobytes() + strings)
+        tokenizer = with_map(units.nbytes.to_bytes(4, "little") + units.tobytes() + strings)
         assert tokenizer._unigram and tokenizer._unigram._characters.replaced("\xe9x") == replaced
 
 
