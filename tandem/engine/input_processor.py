@@ -152,7 +152,7 @@ class InputProcessor:
             raise ContextError(
                 f"the query has more tokens than the context of {self.engine.context} holds: shorten it"
             )
-        ids = encode(head + document, limit=None if truncate else limit)
+        ids = encode(head + document, limit=limit)
         return TextTokens(self.short_ids([*(ids[:limit] if truncate else ids), *last], False))
 
     def pair(self, query: str, document: str, truncate: bool) -> TextTokens:
