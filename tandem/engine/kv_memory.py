@@ -1,4 +1,4 @@
-"""The bytes of KV blocks and state slots on a device, for those that save and restore them."""
+"""Reads and writes KV blocks and state slots on a device, for the prefix cache on disk and for saved prompts."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ class LayerKV(NamedTuple):
 
 
 def kv_layers(program: Program) -> Iterator[LayerKV]:
-    """Yields the KV cache of each layer."""
+    """Yields the KV cache of each layer, from the launch that stores its keys and values, or latents."""
     for launch in program.launches:
         tensor = launch.buffers.get("cache")
-        if launch.kernel.name == "rope" and tensor is not None:
+        if tensor is not None and tensor in launch.touched("w"):
             group = int(launch.scalars["slot_field"]) - TOKEN_SLOT
             yield LayerKV(tensor, group, tensor.nbytes // int(launch.scalars["blocks"]))
     if program.beside:

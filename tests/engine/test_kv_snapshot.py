@@ -34,7 +34,14 @@ def computed(llm: LLM, prompt: list[int]) -> tuple[list[int], int]:
 
 
 @pytest.mark.parametrize(
-    ("name", "kv"), [("gemma3-pattern3", "f16"), ("llama", "f16"), ("gemma3-pattern3", "q8"), ("qwen2", "q8")]
+    ("name", "kv"),
+    [
+        ("gemma3-pattern3", "f16"),
+        ("llama", "f16"),
+        ("gemma3-pattern3", "q8"),
+        ("qwen2", "q8"),
+        ("deepseek-v3", "f16"),
+    ],
 )
 def test_the_same_continuation(name: str, kv: str, tmp_path: Path) -> None:
     with open_llm(name, kv=kv) as llm:

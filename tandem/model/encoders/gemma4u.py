@@ -19,7 +19,18 @@ from tandem.program.graph import Builder, Value, Vector
 if TYPE_CHECKING:
     from tandem.model.vision import VisionModel
 
-__all__ = ["ALONE", "ARCHITECTURES", "MARK", "build", "config", "parts", "positions", "prepare", "tables", "tensors"]
+__all__ = [
+    "ALONE",
+    "ARCHITECTURES",
+    "MARK",
+    "build",
+    "config",
+    "parts",
+    "positions",
+    "prepare",
+    "tables",
+    "tensors",
+]
 EPS = 1e-5  # of layer norms
 
 
