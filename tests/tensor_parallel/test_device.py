@@ -197,6 +197,15 @@ def test_intermediates_and_saved_conversations(tmp_path: Path) -> None:
         assert "attention took" in offloaded.device.describe()
 
 
+def test_latent_attention_on_the_second_device() -> None:
+    """Its cache is there, so the launches that store and read latents are, too."""
+    texts = []
+    for options in ({"device": "cpu"}, {"device": "cpu,cpu", "placement": "npu-attention"}):
+        with LLM(GOLDENS / "deepseek-v3.gguf", threads=1, context=128, batch=1, **options) as llm:
+            texts.append(llm.generate(list(range(3, 90)), max_tokens=9, temperature=0.0).token_ids)
+    assert texts[0] == texts[1]
+
+
 def test_the_command_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,8 +23,6 @@ from tandem.kernels.q8_tiles import q8_bytes
 from tandem.program.plan_memory import lifetimes
 from tandem.program.program import Launch, Program, Tensor
 
-ATTENTION = ("rope", "attention")  # the kernels that touch the KV cache
-
 
 @dataclass(frozen=True, eq=False)
 class Work:
@@ -135,7 +133,7 @@ def attentions(program: Program) -> list[Work]:
     lives = lifetimes(program.launches)
     works: list[Work] = []
     numbered = list(enumerate(program.launches))
-    for is_attention, group in groupby(numbered, key=lambda pair: pair[1].kernel.name in ATTENTION):
+    for is_attention, group in groupby(numbered, key=lambda pair: bool(pair[1].buffers.get("cache"))):
         if is_attention:
             run = list(group)
             begin, launches = run[0][0], [launch for _, launch in run]
