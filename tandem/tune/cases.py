@@ -38,7 +38,7 @@ class Shape:
 
     @property
     def kind(self) -> str:
-        return self.kernel.name.partition("_")[0]
+        return _kind(self.kernel)
 
     @property
     def count(self) -> str:
@@ -50,11 +50,16 @@ class Shape:
         return {"tokens": size, "rows": size, "work": 0}
 
 
+def _kind(kernel: Kernel) -> str:
+    """Its name, without the layout of a matmul's weights."""
+    return "matmul" if kernel.name.startswith("matmul_") else kernel.name
+
+
 def shapes(program: Program, kinds: Iterable[str]) -> list[Shape]:
     """The shapes of the kernels of `kinds`, those with the most bytes for one token first."""
     one, found = {"tokens": 1, "rows": 1, "work": 1}, dict[str, list[Launch]]()
     for launch in program.launches:
-        kind = launch.kernel.name.partition("_")[0]
+        kind = _kind(launch.kernel)
         if kind in kinds and (
             kind != "norm" or (launch.buffers["weight"] and not launch.scalars["use_rows"])
         ):

@@ -28,11 +28,13 @@ from tandem.program.program import Program
 from tandem.settings import read_settings
 from tandem.tune import search as tuning
 from tandem.tune import tasks as tuning_tasks
+from tandem.tune.cases import shapes
 from tandem.tune.search import TuningResult, choose, keep, tune, tuned_file
 from tandem.tune.tasks import Task, difference, tasks
 from tandem.tune.trials import KernelTrial, TrialMemory
 from tests.engine.test_batch_invariance import requests
 from tests.engine.tiny_models import opened, write_model
+from tests.program.programs import golden
 
 COUNTS = {"tokens": 1, "rows": 1, "work": 1}
 FAST, WRONG, SAME = {"threads": 1}, {"threads": 2}, {"threads": 3}
@@ -128,6 +130,13 @@ def test_choices_are_kept_whole_and_a_damaged_file_is_not_used(tmp_path: Path) -
 
 
 @pytest.mark.fast
+def test_latent_attention_has_no_choices() -> None:
+    """It is no kernel `attention` with other scalars."""
+    found = shapes(golden("deepseek-v3"), cpu.TUNED)
+    assert {shape.kind for shape in found} == {"matmul", "norm"}
+    assert any(shape.kind == "attention" for shape in shapes(golden("llama"), cpu.TUNED))
+
+
 def test_a_shape_is_known_whatever_the_context() -> None:
     scalars = {"rows": 64, "columns": 32.0, "out_stride": 64, "blocks": 7, "scale": 0.5}
     longer = {**scalars, "blocks": 9, "out_stride": 128}
