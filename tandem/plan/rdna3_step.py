@@ -32,7 +32,8 @@ def step_counts(step: Step, rows: int | None, queries: int) -> Counts:
 
 def launches(program: Program, step: Step, rows: int | None = None) -> list[Launched]:
     """Every launch of a step, with its work."""
-    heads = next(launch.scalars for launch in program.launches if launch.kernel.name in ATTENTION)
+    attention = (launch.scalars for launch in program.launches if launch.kernel.name in ATTENTION)
+    heads = next(attention, {"q_heads": 1})  # a model without attention has no items of it
     counts = step_counts(step, rows, int(heads["q_heads"] // heads.get("kv_heads", 1)))
     single = all(count == 1 for _, count in step)
     limits = {**program.max_counts, "work": max(program.max_counts["work"], counts["work"])}

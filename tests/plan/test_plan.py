@@ -130,6 +130,12 @@ def test_int8_keys_and_values_take_half_and_are_faster() -> None:
     assert rows[0]["limit"]["tokens_per_s"] > 1.3 * rows[1]["limit"]["tokens_per_s"]
 
 
+def test_a_model_without_attention_on_an_amd_gpu(capsys: pytest.CaptureFixture[str]) -> None:
+    mamba = str(VISION.parent / "mamba2.gguf")
+    found = said(capsys, mamba, "--hardware", "phoenix-780m", "-c", "128", "-p", "64", "-d", "64")
+    assert found["plans"][0]["decode"]
+
+
 def test_81_tokens_a_second() -> None:
     """The least batch is the least: one sequence fewer is not enough."""
     row = plan(gemma(), target=81.0)["target"]["rows"][0]
