@@ -1,6 +1,7 @@
 """Saves the KV blocks of a prompt to a file, and restores them in another run of the same model.
 
-A model with recurrent layers also has their state after the last block.
+A model with recurrent layers also has their state after the last block. (Checkpoints of states in memory are those of
+StatePool, kv_cache.py.)
 
     magic, length of the header (4 bytes), JSON header, KV blocks and states, checksum of all bytes before it (32 bytes)
 
