@@ -98,6 +98,11 @@ class Planned:
             raise RequestError(
                 f"a context of {context} is not possible with this model: use 1 to {model.config.trained_context}"
             )
+        if model.config.encodes:
+            raise RequestError(
+                f"a {model.config.architecture} model embeds and ranks texts, and a plan is of generating ones: name "
+                "one of those"
+            )
         if mtp and not model.config.draft_layers:
             raise RequestError(
                 "this model has no draft head: leave out --mtp, or name a draft model with --draft"

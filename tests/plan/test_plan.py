@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import time
+from contextlib import closing
 from dataclasses import fields
 from functools import cache
 from pathlib import Path
@@ -21,6 +22,7 @@ from tandem.cli.plan import _print_step_down
 from tandem.engine.image_encoder import encoder_program
 from tandem.errors import DeviceError, ModelNotFoundError, RequestError
 from tandem.kernels.panels import panel_layout
+from tandem.model.model import open_model
 from tandem.model.synthetic import SyntheticModel
 from tandem.model.vision import VisionModel
 from tandem.plan.predict import Planned
@@ -134,6 +136,12 @@ def test_a_model_without_attention_on_an_amd_gpu(capsys: pytest.CaptureFixture[s
     mamba = str(VISION.parent / "mamba2.gguf")
     found = said(capsys, mamba, "--hardware", "phoenix-780m", "-c", "128", "-p", "64", "-d", "64")
     assert found["plans"][0]["decode"]
+
+
+def test_a_model_that_generates_nothing_is_refused() -> None:
+    model = open_model(VISION.parent / "encoders" / "bert.gguf")
+    with closing(model.gguf), pytest.raises(RequestError, match="a plan is of generating ones"):
+        Planned(model, 64)
 
 
 def test_81_tokens_a_second() -> None:
