@@ -12,6 +12,13 @@ from tandem.engine.sampling import Sampled
 from tandem.engine.sequence import Chunk, Sequence
 from tandem.kernels.abi import (
     CHUNK_TOKENS,
+    HEADER_ADJUSTMENTS,
+    HEADER_INPUTS,
+    HEADER_MASKS,
+    HEADER_ROWS,
+    HEADER_SEQUENCES,
+    HEADER_TOKENS,
+    HEADER_WORK,
     KV_BLOCK,
     LOGIT_ADJUSTMENT,
     RESULT_INTS,
@@ -31,7 +38,17 @@ from tandem.kernels.abi import (
 from tandem.kernels.states import NO_STATE
 from tandem.program.step_inputs import KNOWN, Ints, StepInputs
 
-HEADER = Struct("7i")  # the fields of the header, in the order of their numbers
+HEADER_FIELDS = (
+    HEADER_TOKENS,
+    HEADER_ROWS,
+    HEADER_WORK,
+    HEADER_ADJUSTMENTS,
+    HEADER_MASKS,
+    HEADER_SEQUENCES,
+    HEADER_INPUTS,
+)
+assert list(HEADER_FIELDS) == list(range(7))  # they are written at once
+HEADER = Struct("7i")
 FOUR_INTS = Struct("4i")  # a token's fields before its KV slots
 WORK_ENTRY = Struct("5i")  # an entry of the work list
 QUERIES_PER_ITEM = 64  # rows x query heads per KV head that one attention item computes together
@@ -133,7 +150,16 @@ class Batch:
     def _set_counts(
         self, tokens: int, rows: int, work: int, adjustments: int = 0, masks: int = 0, sequences: int = 1
     ) -> None:
-        HEADER.pack_into(self._header, 0, tokens, rows, work, adjustments, masks, sequences, self._images)
+        counts = (
+            tokens,
+            rows,
+            work,
+            adjustments,
+            masks,
+            sequences,
+            self._images,
+        )  # in the order of HEADER_FIELDS
+        HEADER.pack_into(self._header, 0, *counts)
         if self.inputs.causal_work is not None:
             self.inputs.causal_work[:work] = self.inputs.work[:work]
             self.inputs.causal_work[:work, WORK_LAST] = 0

@@ -35,11 +35,13 @@ RECHECK_STEPS = 16  # steps with prompts after which one without measures the de
 WINDOW = 9  # decode steps in a median, since other processes delay single steps
 SMOOTHING = 0.2  # weight of a new measurement in the averages of steps with prompts
 MAX_OUTLIER = 2.0  # maximum of a new measurement, as a multiple of the average
+INITIAL_TOKENS = 16  # tokens per prompt until there are measurements
+
+# ---- checkpoints of recurrent layers
 # Blocks between the last two checkpoints of a prompt; four times as many to the one before.
 CHECKPOINT_DISTANCE = 4
 # Of the state slots, at least: sequences that are not admitted yet leave them to checkpoints.
 CHECKPOINT_SHARE = 0.25
-INITIAL_TOKENS = 16  # tokens per prompt until there are measurements
 
 
 class Scheduler:
@@ -63,9 +65,8 @@ class Scheduler:
         self.waiting: list[Sequence] = []  # both lists are sorted by priority, then arrival
         self.running: list[Sequence] = []
         self.preemptions = self.prompt_tokens = self.cached_prompt_tokens = 0  # totals of all requests so far
-        self.stateless_prompt_tokens = (
-            0  # of them with cached KV blocks, but computed again for want of a checkpoint
-        )
+        # Of the prompt tokens: those with cached KV blocks that were computed again for want of a checkpoint.
+        self.stateless_prompt_tokens = 0
         self._free_table_rows = list(range(limits.sequences - 1, -1, -1))
         self._deadline = math.inf  # no request has an earlier deadline
 
@@ -154,15 +155,15 @@ class Scheduler:
         spare_rows = self.limits.logits_rows - len(self.running) - drafted
         for sequence, pending in prefills:
             count = min(pending, budget)
-            if sequence.request.params.prompt_logprobs is not None:  # a row for each token but the last
-                max_count = min(budget, spare_rows + 1)
-                spare_rows -= max_count - 1
-                count = min(pending, max_count)
+            is_scored = sequence.request.params.prompt_logprobs is not None
+            if is_scored:  # a row for each token, and the sequence has one already
+                count = min(count, spare_rows + 1)
             if sequence.images:
                 count = whole_images(sequence.images, sequence.state.computed, count, room)
             if budget > 0 and count > 0:
                 added = self._add_chunk(sequence, count, pending, chunks)
                 budget, room = budget - added, room - added
+                spare_rows -= max(0, added - 1) if is_scored else 0
 
     def _commit(self, chunks: list[Chunk]) -> list[Chunk]:
         """Counts the tokens of the chunks as computed; drops chunks of sequences that were preempted meanwhile."""
