@@ -59,7 +59,8 @@ class Dispatch:
     subgroup: int = 0  # invocations; 0: the driver's choice
     compiled_scalars: int = 0  # the launch's first scalars, compiled in as specialisation constants
     # How the shader uses scratch memory, if the kernel itself declares no such buffer.
-    scratch: Literal["", "r", "w", "rw"] = ""
+    scratch: Literal["", "r", "w"] = ""
+    part_sums: bool = False  # workgroups leave sums for each other behind scratch memory's other contents
     # The kernel that must have written the activations to scratch memory in this shader's order.
     expand: str = ""
 

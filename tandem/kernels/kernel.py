@@ -23,7 +23,8 @@ Scalars = Mapping[str, float]
 Counts = Mapping[str, int]  # the sizes of a step, by the names of abi.COUNTS: "tokens", "rows", "work"
 
 # The addresses that every launch on a GPU has at the same index.
-SCRATCH_ADDRESS, STEP_ADDRESS = 6, 7  # scratch memory, if the launch uses it, and StepInputs
+# Sums of workgroups that share a tile, and scratch memory, if the launch uses them; and StepInputs.
+PART_SUMS_ADDRESS, SCRATCH_ADDRESS, STEP_ADDRESS = 5, 6, 7
 # Not one of the first eight addresses: passed in the two words behind the scalars.
 AFTER_SCALARS = 8
 

@@ -301,7 +301,8 @@ def _matmul_coopmat_reg(
             shader=f"matmul_{shader_layout(layout)}_su2n8",
             constants=(*constants, groups, whole, parts),
             subgroup=32,
-            scratch="rw" if parts > 1 else "r",
+            scratch="r",
+            part_sums=parts > 1,
             expand=_expand("expand_coopmat_reg", layout),
         )
     pairs = 2 if glu or groups > 1 else 1  # pairs of panels per subgroup

@@ -14,12 +14,14 @@ import pytest
 from tandem.devices.vulkan import tuned
 from tandem.devices.vulkan.device import VulkanDevice
 from tandem.devices.vulkan.fuse_launches import SCRATCH, SINGLE, step_program
+from tandem.engine.image_encoder import encoder_program
 from tandem.errors import ProgramError
 from tandem.kernels import all_kernels
 from tandem.kernels.dispatch_table import dispatch
 from tandem.kernels.kernel import Buffer, Kernel
 from tandem.kernels.matmul import make_case
-from tandem.model.synthetic import SyntheticModel
+from tandem.kernels.panels import panel_layout
+from tandem.model.synthetic import SyntheticModel, SyntheticVision
 from tandem.plan.predict import Planned
 from tandem.program.hazards import place_barriers
 from tandem.program.program import Launch, Program, Tensor
@@ -27,7 +29,7 @@ from tandem.program.validate import READ_ONLY, validate
 from tests.vulkan import fused_pairs
 from tests.vulkan.test_dispatch import MATRICES
 
-H200 = replace(MATRICES, register_coopmat=True)
+H200 = replace(MATRICES, register_coopmat=True, cores=132)
 ONE = {**fused_pairs.ONE, SINGLE: 1}
 FUSED = {"attention_prefetch", "attention_rope", "matmul_norm_partials_q4_0", "norm_finish"}
 
@@ -92,6 +94,41 @@ def test_fused_programs_are_valid(program: Program) -> None:
             validate(made)
             kernels |= {launch.kernel.name for launch in made.launches}
     assert kernels >= FUSED | {"expand_coopmat", "expand_coopmat_reg", "rope", "attention", "norm"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "llama-3-8b:q4_k",
+        "gemma-3-27b:q4_k_m",
+        "gemma-4-26b-a4b:q4_k_m",
+        "gpt-oss-20b:mxfp4",
+        "qwen3-30b-a3b:q4_k",
+        "qwen3.6-27b:q4_k_m",
+        "qwen3.6-35b-a3b:q4_k",
+        "glm-4.7-flash:q4_k_m",
+        "llama-3-8b:f16",
+    ],
+)
+def test_steps_of_every_size_are_valid(name: str) -> None:
+    """On a GPU with matrix units whose cores are known: workgroups share the last tiles of a prompt's matmuls."""
+    program, shared = Planned(SyntheticModel(name, layers=4), 1024).program, 0
+    for tokens in (1, 2, 4, 8, 9, 16, 33, 64, 65, 128, 129, 256, 512):
+        for single in (0, 1) if tokens <= 64 else (0,):
+            rows = min(tokens, 16)
+            counts = {"tokens": tokens, "rows": rows, "work": tokens if single else 1, SINGLE: single}
+            made = step_program(program, counts, H200)
+            validate(made)
+            shared += sum("part_sums" in launch.buffers for launch in made.launches)
+    assert shared
+
+
+def test_a_vision_encoder_is_valid() -> None:
+    model = SyntheticVision(SyntheticModel("gemma-3-27b:q4_0").config)
+    program, layout, _ = encoder_program(model, panel_layout)
+    limits = layout.limits
+    counts = {"tokens": limits.tokens, "rows": limits.logits_rows, "work": limits.work, SINGLE: 0}
+    validate(step_program(program, counts, H200))
 
 
 @pytest.mark.fast

@@ -25,7 +25,7 @@ from tandem.kernels import (
 )
 from tandem.kernels.dispatch import PART_SUMS_BYTES, SCRATCH_BYTES, Gpu
 from tandem.kernels.dispatch_table import DISPATCH_RULES, dispatch
-from tandem.kernels.kernel import SCRATCH_ADDRESS, Buffer, Counts, Kernel
+from tandem.kernels.kernel import PART_SUMS_ADDRESS, SCRATCH_ADDRESS, Buffer, Counts, Kernel
 from tandem.kernels.matmul import layout_of
 from tandem.kernels.matmul_dispatch import rows_per_sum
 from tandem.kernels.matmul_norm_partials import partials_bytes
@@ -33,7 +33,6 @@ from tandem.kernels.panels import LAYOUTS
 from tandem.program.hazards import PendingAccesses
 from tandem.program.program import Launch, Program, Tensor
 
-ScratchAccess = Literal["r", "w", "rw"]
 SCRATCH = "scratch"  # an arena of the device, in addition to the arenas of the Program
 # Key of a bucket in addition to COUNTS: 1 if every sequence has one token (decode only).
 SINGLE = "single"
@@ -215,42 +214,46 @@ def bind_scratch(launches: Sequence[Launch], counts: Counts, gpu: Gpu) -> Iterat
         dispatch_ = dispatch(launch.kernel.name, launch.scalars, counts, gpu)
         if dispatch_.expand:
             x, kernel = launch.buffers["x"], expand.BY_NAME[dispatch_.expand]
-            assert x is not None and dispatch_.scratch
+            assert x is not None
             if expanded is None or expanded_from is not x:
                 nbytes = expand.expanded_bytes(kernel.name, launch.scalars, counts)
                 expanded = Tensor(f"{x.name}.expanded", SCRATCH, "f16", nbytes, offset=0)
                 yield Launch(
                     kernel, {"x": x, "expanded": expanded}, launch.scalars, expanded.name, launch.barrier
                 )
-            if dispatch_.scratch == "rw":  # it reads them, and leaves sums behind them
-                expanded = replace(expanded, nbytes=SCRATCH_BYTES + PART_SUMS_BYTES)
-            yield _with_scratch(launch, dispatch_.scratch, expanded)
+            reading = _with_buffer(launch, SCRATCH, "r", SCRATCH_ADDRESS, expanded)
+            if dispatch_.part_sums:
+                name, place = f"{launch.name}.part_sums", SCRATCH_BYTES
+                sums = Tensor(name, SCRATCH, "f32", PART_SUMS_BYTES, offset=place)
+                reading = _with_buffer(reading, "part_sums", "w", PART_SUMS_ADDRESS, sums)
+            yield reading
             expanded = expanded_from = None
         elif dispatch_.scratch:
             scratch = Tensor(f"{launch.name}.scratch", SCRATCH, "", SCRATCH_BYTES, offset=0)
             # A norm also writes its output there, in register order.
             is_norm = launch.kernel.name in ("norm", "combine_norm")
             expanded, expanded_from = (scratch, launch.buffers["out"]) if is_norm else (None, None)
-            yield _with_scratch(launch, "w", scratch)
+            yield _with_buffer(launch, SCRATCH, "w", SCRATCH_ADDRESS, scratch)
         else:
             expanded = expanded_from = None
             yield launch
 
 
-def _with_scratch(launch: Launch, access: ScratchAccess, scratch: Tensor) -> Launch:
-    kernel = _scratch_kernel(launch.kernel, access)
-    return replace(launch, kernel=kernel, buffers={**launch.buffers, SCRATCH: scratch})
+def _with_buffer(
+    launch: Launch, name: str, access: Literal["r", "w"], address: int, tensor: Tensor
+) -> Launch:
+    kernel = _kernel_with(launch.kernel, Buffer(name, access, address))
+    return replace(launch, kernel=kernel, buffers={**launch.buffers, name: tensor})
 
 
 @cache
-def _scratch_kernel(kernel: Kernel, access: ScratchAccess) -> Kernel:
-    """The kernel as a GPU runs it, with scratch memory among its buffers."""
+def _kernel_with(kernel: Kernel, buffer: Buffer) -> Kernel:
+    """The kernel as a GPU runs it, with a buffer in scratch memory that it does not declare itself."""
 
     def extents(scalars: object, counts: Counts) -> dict[str, int]:
-        return {**kernel.extents(scalars, counts), SCRATCH: 0}  # type: ignore[arg-type]
+        return {**kernel.extents(scalars, counts), buffer.name: 0}  # type: ignore[arg-type]
 
-    buffers = (*kernel.buffers, Buffer(SCRATCH, access, SCRATCH_ADDRESS))
-    return replace(kernel, buffers=buffers, extents=extents)
+    return replace(kernel, buffers=(*kernel.buffers, buffer), extents=extents)
 
 
 def with_barriers(launches: Sequence[Launch], plain: set[Launch]) -> list[Launch]:
