@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import numpy as np
 
@@ -86,7 +87,10 @@ def check_kernels(device: AnyDevice) -> Iterator[Checked]:
             yield check_kernel(device, kernel.name, iter(cases))
         elif not kernel.gpu_only:
             yield Checked(kernel.name, 0, [f"{kernel.name}: no Vulkan version"], 0.0)
-    yield check_kernel(device, LARGER_MATMULS, large_matmuls(np.random.default_rng(2)))
+    cases_of_matmuls = large_matmuls(np.random.default_rng(2))
+    if isinstance(device, VulkanDevice) and device.capabilities.cores:
+        cases_of_matmuls = chain(cases_of_matmuls, shared_matmuls(np.random.default_rng(3)))
+    yield check_kernel(device, LARGER_MATMULS, cases_of_matmuls)
 
 
 def runs(device: AnyDevice, kernel: Kernel, case: Case) -> bool:
@@ -134,6 +138,13 @@ def large_matmuls(rng: np.random.Generator) -> Iterator[Case]:
             (4, 4112, 2048, 0, 0),
         ):
             yield matmul.make_case(layout, tokens, rows, columns, epilogue, out_q8, rng)
+
+
+def shared_matmuls(rng: np.random.Generator) -> Iterator[Case]:
+    """Shapes of which workgroups of a large GPU share the last tiles, by columns."""
+    for layout in ("q4_0", "q4_k", "q6_k", "f16"):
+        for tokens, rows, columns in ((512, 5376, 2048), (512, 21504, 1024)):
+            yield matmul.make_case(layout, tokens, rows, columns, 0, 0, rng)
 
 
 def check_case(device: AnyDevice, kernel: Kernel, case: Case) -> None:
