@@ -116,7 +116,7 @@ class ModelManager:
         # Is told in a sentence which model is loaded or unloaded, and why.
         self.report: Callable[[str], None] = lambda _: None
         self._keep_alive = math.inf if keep_alive is None else keep_alive
-        self._entries: dict[str, _Entry] = {}  # by shared_name
+        self._entries: list[_Entry] = []
         self._lock = asyncio.Lock()  # held while a model is loaded or closed
         self._queue = asyncio.Lock()  # held by the first of the models that wait for memory
         self._waiting = 0  # models that wait for memory
@@ -141,17 +141,16 @@ class ModelManager:
         """Adds a model. A name that exists keeps its model."""
         self._specs.setdefault(name, spec if isinstance(spec, ModelSpec) else ModelSpec(spec))
 
-    async def remove(self, name: str) -> None:
+    def remove(self, name: str) -> None:
         """Forgets a name; its model is closed as soon as nobody uses it, if no other name has it."""
-        shared, spec = self.shared_name(name), self._specs.pop(name)
-        entry = self._entries.get(shared)
-        if others := [other for other, each in self._specs.items() if each.shares(spec)]:
-            if entry and shared == name:
-                entry.name = others[0]
-                self._entries[entry.name] = self._entries.pop(name)
+        entry = self._entry(spec := self.spec(name))
+        del self._specs[name]
+        others = [other for other, each in self._specs.items() if each.shares(spec)]
+        if entry and others:
+            entry.name = others[0]
         elif entry:
             entry.keep_alive = 0.0
-            await self._expire(entry)
+            self._start(self._expire(entry))
 
     def known_name(self, name: str) -> str:
         """The name of a model as it was added, also if `name` is another way to write it; an unknown name unchanged."""
@@ -164,7 +163,7 @@ class ModelManager:
 
     def loaded(self) -> list[Loaded]:
         """Returns the models in memory: models in use first, then by last use."""
-        ready = [(entry, llm) for entry in self._entries.values() if (llm := entry.llm)]
+        ready = [(entry, llm) for entry in self._entries if (llm := entry.llm)]
         ready.sort(key=lambda pair: (not pair[0].users, -pair[0].last_used))
         return [_describe(entry, llm, self._is_pinned(entry.spec)) for entry, llm in ready]
 
@@ -186,7 +185,7 @@ class ModelManager:
 
     async def unload(self, name: str) -> None:
         """Closes a model as soon as nobody uses it, unless it is pinned."""
-        entry = self._entries.get(self.shared_name(name)) if name in self._specs else None
+        entry = self._entry(self._specs[name]) if name in self._specs else None
         if entry and not self._is_pinned(entry.spec):
             entry.keep_alive = 0.0
             await self._expire(entry)
@@ -195,7 +194,7 @@ class ModelManager:
         """Ends the requests that are left, and closes all models."""
         self._closed = True
         self._notify()
-        for entry in list(self._entries.values()):
+        for entry in list(self._entries):
             await asyncio.wait([entry.opening])
             await self._close_locked(entry)
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -206,14 +205,21 @@ class ModelManager:
         if self._closed:
             raise RequestError(CLOSED)
         name, spec = self.shared_name(name), self.spec(name)
-        entry = self._entries.get(name)
+        entry = self._entry(spec)
         if entry and entry.llm and entry.llm.failure:  # for example, its device was lost
-            self._start(self._close_locked(self._entries.pop(name)))
+            self._entries.remove(entry)
+            self._start(self._close_locked(entry))
             entry = None
         if not entry:
-            entry = self._entries[name] = _Entry(name, spec, self._default_keep_alive(spec))
+            entry = _Entry(name, spec, self._default_keep_alive(spec))
+            self._entries.append(entry)
             entry.opening = self._start(self._open(entry))
+        entry.name = name  # the one that it was loaded by may be forgotten
         return entry
+
+    def _entry(self, spec: ModelSpec) -> _Entry | None:
+        """Not by name: a name may stand for another model while requests still use the one before."""
+        return next((entry for entry in self._entries if entry.spec.shares(spec)), None)
 
     def _default_keep_alive(self, spec: ModelSpec) -> float:
         if self._is_pinned(spec):
@@ -238,7 +244,7 @@ class ModelManager:
             except DoesNotFitError as error:
                 llm = await self._load_in_queue(entry, error)
         except BaseException:
-            del self._entries[entry.name]
+            self._entries.remove(entry)
             self._notify()
             raise
         self._notify()
@@ -266,9 +272,7 @@ class ModelManager:
         try:
             async with self._queue:
                 while not self._closed:
-                    others = [
-                        each for each in self._entries.values() if each.llm and not self._is_pinned(each.spec)
-                    ]
+                    others = [each for each in self._entries if each.llm and not self._is_pinned(each.spec)]
                     idle = [each for each in others if each.idle]
                     keep = [each for each in idle if self._max_wait and each.seconds_to_keep > 0]
                     ready = [each for each in idle if each not in keep]
@@ -296,7 +300,7 @@ class ModelManager:
     @property
     def _nbytes(self) -> int:
         """Bytes of all models in memory."""
-        return sum(entry.nbytes for entry in self._entries.values())
+        return sum(entry.nbytes for entry in self._entries)
 
     def _notify(self) -> None:
         """Wakes all that wait for a change."""
@@ -342,8 +346,8 @@ class ModelManager:
     async def _close(self, entry: _Entry, reason: str = "") -> None:
         if entry.timer:
             entry.timer.cancel()
-        if self._entries.get(entry.name) is entry:
-            del self._entries[entry.name]
+        if entry in self._entries:
+            self._entries.remove(entry)
         if entry.llm:
             await entry.llm.close()
             if reason:

@@ -262,12 +262,33 @@ def test_a_pinned_model_stays(specs: dict[str, Path], monkeypatch: pytest.Monkey
         room = models.loaded()[0].nbytes * 1.1
         with limited(monkeypatch, room), pytest.raises(DoesNotFitError, match="pinned: one"):
             await answer(models, "two")
-        await models.remove("one")
+        models.remove("one")
         assert names(models) == ["stays"] and "one" not in models.names()
-        await models.remove("stays")
+        models.remove("stays")
         await until(lambda: not models.loaded())
 
     with_models(specs, test, max_wait=60)
+
+
+@fast
+def test_a_name_that_is_given_again_stands_for_its_new_model(specs: dict[str, Path]) -> None:
+    async def test(models: ModelManager) -> None:
+        models.add("name", specs["two"])
+        async with models.use("name") as before:
+            models.remove("name")
+            models.add("name", specs["three"])
+            async with models.use("name") as now:
+                assert now is not before and now.llm.nbytes
+            models.add("again", specs["two"])
+            async with models.use("again") as same:
+                assert same is before, "it is in memory"
+            assert sorted(names(models)) == ["three", "two"]
+        assert (await answer(models, "name")) == (await answer(models, "three"))
+        for name in ("name", "again", "two", "three"):
+            models.remove(name)
+        await until(lambda: not models.loaded())
+
+    with_models(specs, test)
 
 
 @fast

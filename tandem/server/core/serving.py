@@ -74,7 +74,7 @@ class Server:
             async with self.models.use(name) as llm:
                 LOG.info("%s is ready on %s", name, llm.llm.device.describe())
         except Exception as error:
-            if name == self.models.names()[0]:
+            if [name] == self.models.names()[:1]:  # a client may have deleted it meanwhile
                 self.failure = error
             unexpected = None if isinstance(error, TandemError) else error
             LOG.error("%s cannot be loaded: %s", name, error, exc_info=unexpected)

@@ -17,6 +17,7 @@ from typing_extensions import TypedDict
 from tandem.engine.model_manager import ModelSpec
 from tandem.errors import ModelNotFoundError, RequestError
 from tandem.model import locate
+from tandem.model.model_files import CachedModel
 from tandem.server.core.prompt import given_params
 from tandem.server.core.serving import Server, get_server
 from tandem.server.http.background import run_in_thread
@@ -28,7 +29,8 @@ from tandem.server.presets import Preset
 router = APIRouter(route_class=JSONRoute, tags=["Ollama"])
 MAX_CREATED = 256  # models that clients made
 MAX_TEXT, MAX_MESSAGES = 65_536, 256  # characters of a system message or a template, and messages
-NAME = r"(?a)^[\w./:-]{1,80}$"
+MAX_TEXTS = 16 << 20  # characters of all created models
+NAME = r"(?a)[\w./:-]{1,80}"
 FORBIDDEN: dict[int | str, dict[str, Any]] = {
     403: {"model": OllamaErrorBody, "description": "Only the operator of this server can change its models"}
 }
@@ -81,7 +83,7 @@ async def create(request: Request, body: CreateRequest) -> Response:
         body = await run_in_thread(read_modelfile, body.modelfile)
     source = known_name(server, body.from_ or "")
     preset = await run_in_thread(_preset, server, name, source, body)
-    await _add(server, preset, server.models.spec(source))
+    _add(server, preset, server.models.spec(source))
     if not streams:
         return JSONResponse(CreateStatus(status="success"))
 
@@ -100,7 +102,7 @@ async def copy(request: Request, body: CopyRequest) -> Response:
     source = known_name(server, body.source)
     spec = server.models.spec(source)
     preset = server.presets.get(source) or Preset(source, str(spec.file))
-    await _add(server, dataclasses.replace(preset, name=body.destination), spec)
+    _add(server, dataclasses.replace(preset, name=body.destination), spec)
     return JSONResponse(None)
 
 
@@ -109,24 +111,45 @@ async def delete(request: Request, body: DeleteRequest) -> Response:
     """Forgets a model that a client has made, or deletes a downloaded one's files, as `tandem rm` does."""
     server = get_server(request)
     require_operator(server)
-    name = known_name(server, body.model or body.name or "")
-    if name not in server.created:
-        if not locate.is_known(name):
-            raise ModelNotFoundError(
-                f"{name[:80]} was neither created nor downloaded by name: delete its file"
-            )
-        model = await run_in_thread(locate.find, name)
-        await run_in_thread(locate.remove, model)
-    server.created.discard(name)
+    name, models = _own_name(server, body.model or body.name or ""), server.models
+    spec = models.spec(name)
+    if name in server.created:
+        _forget(server, name)
+        return JSONResponse(None)
+    if others := [one for one in models.names() if one != name and models.spec(one).file == spec.file]:
+        raise RequestError(f"{others[0]} has the same file: delete it first")
+    model = await run_in_thread(_download_of, server, name)
+    models.remove(name)  # not found if another request has deleted it
     server.presets.pop(name, None)
-    if name in server.models.names():
-        await server.models.remove(name)
+    await run_in_thread(locate.remove, model)
     return JSONResponse(None)
 
 
 def require_operator(server: Server) -> None:
     if not server.settings.is_personal:
         raise HTTPException(403, "only the operator of this server can change its models: ask for a preset")
+
+
+def _own_name(server: Server, name: str) -> str:
+    """The name of a served model, by no alias: "*" makes every misspelt name the first model's."""
+    names, find = server.models.names(), server.models.known_name
+    known = (find(one) for one in (name, name.removesuffix(":latest")))
+    return next((one for one in known if one in names), name)
+
+
+def _download_of(server: Server, name: str) -> CachedModel:
+    """The downloaded model that is served by its own name: another file may be served by the name of a download."""
+    path = server.models.path(name)
+    model = locate.find(name) if locate.is_known(name) else None
+    if model is None or path not in model.files:
+        raise ModelNotFoundError(f"{name[:80]} was neither created nor downloaded by name: delete its file")
+    return model
+
+
+def _forget(server: Server, name: str) -> None:
+    server.models.remove(name)
+    server.presets.pop(name)
+    server.created.remove(name)
 
 
 def read_modelfile(text: str) -> CreateRequest:
@@ -161,7 +184,7 @@ def _first(error: ValidationError) -> str:
 def _typed(text: str) -> Any:
     try:
         return json.loads(text)
-    except ValueError:
+    except (ValueError, RecursionError):
         return text
 
 
@@ -196,20 +219,28 @@ def _plain(message: StartMessage) -> Mapping[str, str]:
     return {"role": message.role, "content": message.content}
 
 
-async def _add(server: Server, preset: Preset, source: ModelSpec) -> None:
+def _add(server: Server, preset: Preset, source: ModelSpec) -> None:
     name = preset.name
-    if not re.match(NAME, name):
+    if not re.fullmatch(NAME, name):
         raise RequestError(f"{name[:80]!r} is no name for a model: use letters, digits and ._:/-")
-    if (known := known_name(server, name)) in server.models.names() and known not in server.created:
+    if (known := _own_name(server, name)) in server.models.names() and known not in server.created:
         raise RequestError(f"{known} is a model that this server was started with: choose another name")
     if name not in server.created and len(server.created) >= MAX_CREATED:
         raise RequestError(f"{MAX_CREATED} models were created: delete one of them first")
+    others = [server.presets[one] for one in server.created if one != known]
+    if sum(map(_characters, [preset, *others])) > MAX_TEXTS:
+        raise RequestError(
+            f"created models have {MAX_TEXTS} characters of text at most: delete one of them first"
+        )
     own = {key: value for key, value in preset.options.items() if source.options.get(key) != value}
     spec = ModelSpec(source.file, {**source.options, **own}, preset.keep_alive)
     if known in server.created:
-        await server.models.remove(known)
-        del server.presets[known]
-        server.created.remove(known)
+        _forget(server, known)
     server.models.add(name, spec)
     server.presets[name] = preset
     server.created.add(name)
+
+
+def _characters(preset: Preset) -> int:
+    texts = [preset.system or "", preset.chat_template or "", *(one["content"] for one in preset.messages)]
+    return sum(map(len, texts))
