@@ -355,3 +355,9 @@ def test_a_conversation_has_a_size(server: Running) -> None:
     assert status == 200
     status, _, answer = server.ask("/v1/responses", {**half, "previous_response_id": first["id"]})
     assert status == 400 and f"{MAX_ITEMS} can be stored" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("items", [[], [{"type": "reasoning", "summary": []}] * 3])
+def test_a_conversation_without_messages_is_not_compacted(server: Running, items: list[Any]) -> None:
+    status, _, answer = server.ask("/v1/responses/compact", {"input": items} if items else {})
+    assert status == 400 and "no messages" in answer["error"]["message"]

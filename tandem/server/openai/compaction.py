@@ -56,9 +56,11 @@ async def compact(request: Request, body: CompactRequest) -> Response:
     server = get_server(request)
     history = await stored_history(server, body)
     body.input, body.store = body.input or [], False
-    if not history and not body.input:
-        raise RequestError("input is missing: give the conversation, or previous_response_id")
     generation, _ = await run_inline_if_small(prepared, body, history)
+    if not generation.messages:
+        raise RequestError(
+            "input is missing, or has no messages: give the conversation, or previous_response_id"
+        )
     name = generation.model = server.model_name(generation.model)
     kept = [one for one in generation.messages if one["role"] == "system"]
     async with server.models.use(name) as llm:
