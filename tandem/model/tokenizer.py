@@ -135,10 +135,8 @@ class Tokenizer:
         data = np.asarray(characters).astype(np.uint8).tobytes()
         try:
             self._unigram = Unigram(self._plain_tokens(), scores, 0 if unknown is None else unknown, data)
-        except ValueError:
-            gguf.fail(
-                "tokenizer.ggml.precompiled_charsmap", "this is no character map: convert the model again"
-            )
+        except ValueError as error:
+            gguf.fail("tokenizer.ggml.precompiled_charsmap", f"{error}: convert the model again")
 
     def _plain_tokens(self) -> dict[str, int]:
         """The tokens that plain text may become."""
@@ -222,7 +220,7 @@ class Tokenizer:
                     return
             return
         if self._unigram:
-            yield self._unigram.encode(data.decode(), space)
+            yield self._unigram.encode(data.decode(), space, most)
             return
         if self._pre is None:
             yield self._merged(b" " + data if space else data, [], most)

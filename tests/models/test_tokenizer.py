@@ -156,7 +156,7 @@ def test_a_damaged_character_map(tmp_path: Path) -> None:
         return small(tmp_path / "damaged.gguf", "t5", tokens, characters, scores)
 
     for data in (b"\3\0\0\0abc", b"\4\0\0\0ab"):
-        with pytest.raises(ModelFileError, match="no character map"):
+        with pytest.raises(ModelFileError, match="its trie is cut short"):
             with_map(data)
     units = np.zeros(
         512, "<u4"
