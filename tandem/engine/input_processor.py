@@ -146,9 +146,9 @@ class InputProcessor:
         before, _, after = template.partition("{document}")
         head, tail = before.replace("{query}", query), after.replace("{query}", query)
         encode = partial(self.tokenizer.encode, special=True, bos=False)
-        last = encode(tail)
+        last = encode(tail, limit=self.engine.context)
         limit = self.engine.context - len(last)
-        if len(encode(head, limit=limit)) >= limit:
+        if limit < 1 or len(encode(head, limit=limit)) >= limit:
             raise ContextError(
                 f"the query has more tokens than the context of {self.engine.context} holds: shorten it"
             )

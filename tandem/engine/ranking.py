@@ -10,9 +10,11 @@ from tandem.engine.engine import Engine
 from tandem.engine.params import TextTokens
 from tandem.kernels.kernel import Array
 from tandem.model.model import Model
-from tandem.model.weights import vector
+from tandem.model.weights import rows
 
 CLASSIFIER = "cls.output.weight"
+TEMPLATE_KEY, MAX_TEMPLATE = "tokenizer.chat_template.rerank", 65_536  # characters
+MAX_QUERIES = 8  # places for the query in a template: it may have megabytes
 TEMPLATE = (  # Qwen3-Reranker's, for files without one
     "<|im_start|>system\nJudge whether the Document meets the requirements based on the Query and the Instruct "
     'provided. Note that the answer can only be "yes" or "no".<|im_end|>\n<|im_start|>user\n'
@@ -26,17 +28,14 @@ def classifier(model: Model) -> Array | None:
     gguf, c = model.gguf, model.config
     if c.encodes or c.pooling != "rank" or CLASSIFIER not in gguf.tensors:
         return None
-    if (shape := gguf.tensor(CLASSIFIER).shape)[1:] != (c.dim,):
-        gguf.fail(
-            CLASSIFIER,
-            f"shape is {shape}, the metadata asks for rows of {c.dim}: fetch or convert the file again",
-        )
-    return vector(gguf, CLASSIFIER).reshape(shape)
+    return rows(gguf, CLASSIFIER, c.dim)
 
 
 def template(model: Model) -> str:
     """The prompt, with {query} and {document} in it."""
-    found: str = model.gguf.get("tokenizer.chat_template.rerank", TEMPLATE)
+    found: str = model.gguf.get(TEMPLATE_KEY, TEMPLATE)
+    if len(found) > MAX_TEMPLATE or found.count("{query}") > MAX_QUERIES:
+        model.gguf.fail(TEMPLATE_KEY, "this is no prompt for a query and a document: convert the model again")
     return found
 
 

@@ -14,6 +14,7 @@ from tandem.devices.device import Device, validate_on
 from tandem.engine.kv_size import HEADROOM
 from tandem.engine.params import NO_RANKER, TextTokens
 from tandem.errors import DeviceError, DoesNotFitError, RequestError
+from tandem.gguf.file import GGUF
 from tandem.kernels.abi import (
     HEADER_INPUTS,
     HEADER_ROWS,
@@ -31,7 +32,7 @@ from tandem.kernels.kernel import Array
 from tandem.kernels.rows import rows_bytes
 from tandem.model.config import POSITIONS, TYPES
 from tandem.model.model import Model
-from tandem.model.weights import vector
+from tandem.model.weights import rows, vector
 from tandem.program.fuse import fuse
 from tandem.program.graph import HIDDEN
 from tandem.program.lower import lower
@@ -71,11 +72,9 @@ class TextEncoder:
         model.load(plan, device, context)
         self._inputs = StepInputs(layout, device.memory("step"))
         self._recording = device.record(self.program)
-        self._positions = self._rows(POSITIONS) if c.learned_positions else None
-        self._types = self._rows(TYPES) if c.token_types else None
-        self._scoring = [
-            (self._rows(f"{name}.weight"), self._bias(name)) for name in SCORE if self._has(name)
-        ]
+        self._positions = rows(model.gguf, POSITIONS, c.dim) if c.learned_positions else None
+        self._types = rows(model.gguf, TYPES, c.dim) if c.token_types else None
+        self._scoring = list(_scoring(model.gguf, c.dim))
 
     @property
     def ranks(self) -> bool:
@@ -111,16 +110,6 @@ class TextEncoder:
             if first + len(lengths) < len(texts):
                 yield None
         yield scores
-
-    def _has(self, name: str) -> bool:
-        return f"{name}.weight" in self.model.gguf.tensors
-
-    def _rows(self, name: str) -> Array:
-        return vector(self.model.gguf, name).reshape(-1, self.config.dim)
-
-    def _bias(self, name: str) -> Array:
-        bias = f"{name}.bias"
-        return vector(self.model.gguf, bias) if bias in self.model.gguf.tensors else np.zeros(1, np.float32)
 
     def _steps(self, texts: Sequence[TextTokens]) -> Iterator[tuple[int, Array, Array]]:
         """Runs steps; yields the number of the first text, all hidden states, and the tokens of each text."""
@@ -174,3 +163,16 @@ class TextEncoder:
         for field, value in (header | {HEADER_SEQUENCES: len(texts)}).items():
             inputs.header[field] = value
         return lengths
+
+
+def _scoring(gguf: GGUF, width: int) -> Iterator[tuple[Array, Array]]:
+    """The weights and biases of the layers of SCORE that a file has; each takes what the one before gives."""
+    for name in SCORE:
+        if f"{name}.weight" in gguf.tensors:
+            weights, bias = rows(gguf, f"{name}.weight", width), np.zeros(1, np.float32)
+            if (given := f"{name}.bias") in gguf.tensors and (bias := vector(gguf, given)).size != len(
+                weights
+            ):
+                gguf.fail(given, f"this must be {len(weights)} numbers: fetch or convert the file again")
+            yield weights, bias
+            width = len(weights)

@@ -131,3 +131,13 @@ def _load_vector(gguf: GGUF, packed: PackedVector, device: Device, tables: Mappi
 
 def vector(gguf: GGUF, name: str) -> Array:
     return formats.dequantise(gguf.tensor(name).format, gguf.raw(name)).ravel()
+
+
+def rows(gguf: GGUF, name: str, width: int) -> Array:
+    """A small matrix: float32 [rows, width]."""
+    values, shape = vector(gguf, name), gguf.tensor(name).shape
+    if not values.size or shape[-1] != width:
+        gguf.fail(
+            name, f"its rows do not have the {width} numbers of those before: fetch or convert the file again"
+        )
+    return values.reshape(-1, width)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from fastapi import Request
@@ -45,6 +45,8 @@ from tandem.server.settings import ServerSettings
 from tandem.threads import throttled
 
 MAX_RESPONSES = 4096  # to one HTTP request
+MAX_TOKENS = 4 << 20  # of all texts that one HTTP request embeds or ranks; a query counts with each document
+T = TypeVar("T")
 
 
 class Server:
@@ -288,11 +290,25 @@ def _shortened(model: str, vectors: Array, dimensions: int | None) -> Array:
 
 def _embedding_ids(llm: LLM, prompts: Sequence[str | Sequence[int | str]], truncate: bool) -> list[list[int]]:
     given = (one if isinstance(one, str) else mixed_ids(llm.tokenizer, one, llm.context) for one in prompts)
-    return [llm.embedding_ids(prompt, truncate=truncate) for prompt in throttled(given)]
+    return _few((llm.embedding_ids(prompt, truncate=truncate) for prompt in throttled(given)), len)
 
 
 def _pairs(llm: LLM, query: str, documents: Sequence[str], truncate: bool) -> list[TextTokens]:
-    return [llm.pair(query, document, truncate=truncate) for document in throttled(documents)]
+    pairs = (llm.pair(query, document, truncate=truncate) for document in throttled(documents))
+    return _few(pairs, lambda pair: len(pair.ids))
+
+
+def _few(texts: Iterable[T], tokens: Callable[[T], int]) -> list[T]:
+    """The texts, if they have few `tokens` together: a short request can have gigabytes of them."""
+    found, total = list[T](), 0
+    for one in texts:
+        found.append(one)
+        total += tokens(one)
+        if total > MAX_TOKENS:
+            raise RequestError(
+                f"the texts have more than {MAX_TOKENS} tokens together: send fewer in a request"
+            )
+    return found
 
 
 def _parse(token: Token, parser: OutputParser) -> Delta:
