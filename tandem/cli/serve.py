@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
@@ -105,7 +106,7 @@ def _files(settings: ServerSettings) -> dict[str, Path]:
     files: dict[str, Path] = {}
     for model in models:
         path = model_file(model)
-        name = path.stem if Path(model).expanduser() == path else model
+        name = path.stem if Path(os.path.expanduser(model)) == path else model
         if files.setdefault(name, path) != path:
             raise RequestError(f"two models have the name {name}: rename the file {path}")
     for preset in settings.presets:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import math
+import os
 import re
 import tomllib
 from collections.abc import Iterator
@@ -149,7 +150,7 @@ def _checked(path: Path, name: str, value: Any) -> Any:
             else tuple(_relative_to(path, item) for item in value)
         )
     if kind.startswith("Path") and isinstance(value, str):
-        return path.parent / Path(value).expanduser()
+        return path.parent / os.path.expanduser(value)
     if kind.startswith("float") and isinstance(value, int | float) and not isinstance(value, bool):
         is_huge = isinstance(value, int) and abs(value) > MOST
         return math.inf if is_huge else float(value)  # it is refused
@@ -162,7 +163,7 @@ def _with_paths(path: Path, preset: Preset) -> Preset:
     given = {name: getattr(preset, name) for name in ("file", "draft", "mmproj")}
     found: dict[str, Any] = {name: _relative_to(path, value) for name, value in given.items() if value}
     if preset.chat_template is not None and preset.chat_template not in BY_NAME:
-        file = path.parent / Path(preset.chat_template).expanduser()
+        file = path.parent / os.path.expanduser(preset.chat_template)
         try:
             found["chat_template"] = read_regular(file, MAX_SIZE).decode()
         except (OSError, ValueError) as error:
@@ -175,5 +176,5 @@ def _with_paths(path: Path, preset: Preset) -> Preset:
 def _relative_to(path: Path, model: str) -> str:
     """MODEL or NAME=MODEL, with the path of a file made relative to the settings file."""
     name, equals, model = model.rpartition("=")
-    found = path.parent / Path(model).expanduser()
-    return f"{name}{equals}{found if found.is_file() else model}"
+    found = path.parent / os.path.expanduser(model)
+    return f"{name}{equals}{found if os.path.isfile(found) else model}"

@@ -390,6 +390,18 @@ def test_a_wrong_settings_file_is_an_error(tmp_path: Path, text: str, problem: s
 
 
 @pytest.mark.fast
+@pytest.mark.parametrize("name", ["~nobody-has-this-name/x.gguf", "x" * 3000, "x\0"])
+def test_a_path_that_no_file_has_is_a_name_of_a_model(tmp_path: Path, name: str) -> None:
+    """It was a traceback; that no model has this name is said when the model is looked for."""
+    file, text = tmp_path / "tandem.toml", json.dumps(name)
+    file.write_text(
+        f"models = [{text}]\nresponses = {text}\n[[presets]]\nname = 'a'\nfile = {text}\ndraft = {text}"
+    )
+    settings = read_settings_file(file)
+    assert settings.models == (name,) and settings.presets[0].file == settings.presets[0].draft == name
+
+
+@pytest.mark.fast
 @pytest.mark.parametrize("host", ["\0", "ä..b", "a" * 300])
 def test_a_wrong_host_is_an_error(host: str) -> None:
     with pytest.raises(RequestError, match="cannot listen on"):
