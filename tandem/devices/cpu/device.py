@@ -105,6 +105,10 @@ class CPUDevice:
         return program
 
     def record(self, program: Program, step_slot: int = 0) -> CPURecording:
+        if (count := len(program.launches)) > MAX_LAUNCHES:  # latent attention has some for each head
+            raise DeviceError(
+                f"the model's steps have {count} launches, and the CPU takes {MAX_LAUNCHES} at most: use a GPU"
+            )
         return CPURecording(self, program, step_slot)
 
     def address(self, tensor: Tensor | None, step_slot: int = 0) -> Any:

@@ -15,11 +15,18 @@ from tandem.model.config import Metadata, ModelConfig, Rope
 from tandem.program.graph import Builder, LatentHeads, Value
 
 SOFTMAX, SIGMOID = 1, 2  # of `expert_gating_func`
+# Each head has matrices of its own, and so launches: of DeepSeek V3, 128 in 61 layers.
+MAX_HEADS, MAX_HEADS_OF_LAYERS = 256, 1 << 14
 RANKS_OF_SIGMOIDS = 2  # experts whose scores rank a group, where scores are sigmoids; else 1
 
 
 def config(m: Metadata) -> ModelConfig:
-    q_heads = m.count("attention.head_count", maximum=4096)
+    q_heads = m.count("attention.head_count", maximum=MAX_HEADS)
+    if q_heads * m.layers() > MAX_HEADS_OF_LAYERS:
+        m.gguf.fail(
+            m.key("block_count"),
+            f"{m.layers()} layers of {q_heads} heads are more than any model has: convert it again",
+        )
     latent, q_latent = m.count("attention.kv_lora_rank"), m.count("attention.q_lora_rank", 0, zero=True)
     key, value = m.count("attention.key_length_mla"), m.count("attention.value_length_mla")
     rope, mscale = _rope(m, key)
