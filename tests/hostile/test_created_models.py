@@ -92,3 +92,14 @@ def test_the_texts_of_created_models_have_a_limit(server: Running) -> None:
     assert server.ask("/api/create", {"model": "large0", **body})[0] == 200, "it replaces itself"
     for i in range(made):
         assert delete(server, f"large{i}")[0] == 200
+
+
+def test_metrics_do_not_grow_with_names(server: Running) -> None:
+    """Each name that a client made up had 13 KB for ever."""
+    for source, name in (("smollm2", "a1"), ("a1", "a2")):
+        assert server.ask("/api/copy", {"source": source, "destination": name})[0] == 200
+        assert server.ask("/completion", {"model": name, "prompt": "a", "n_predict": 1})[0] == 200
+    assert delete(server, "a1")[0] == 200 and delete(server, "a2")[0] == 200
+    metrics = server.ask("/metrics")[2]
+    assert 'tandem_requests_total{finish_reason="length",model="smollm2"} 2.0' in metrics
+    assert 'model="a' not in metrics

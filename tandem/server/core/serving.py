@@ -58,7 +58,9 @@ class Server:
         self.grammars, self.images = GrammarChecker(), RequestImages(settings.allow_image_urls)
         self.responses = ResponseStore(settings.responses)
         self.presets = {preset.name: preset for preset in settings.presets}
-        self.created: set[str] = set()  # names of models that clients have made of others
+        self.created: dict[
+            str, str
+        ] = {}  # names of models that clients have made -> the model that they are made of
         self.pulls: dict[str, Any] = {}  # comparable name of a model -> download in progress
         self.failure: Exception | None = None  # why the first model could not be loaded at startup
         self._first: asyncio.Task[None] | None = None  # loads the first model
@@ -119,6 +121,9 @@ class Server:
         generator cancels them."""
         _check_count(requests)
         name = self.model_name(requests[0].model)
+        counted = self.created.get(
+            name, name
+        )  # metrics stay: they must not grow with names that clients make up
         self._apply_preset(name, *requests)
         async with (
             self.models.use(name, keep_alive=requests[0].keep_alive) as llm,
@@ -134,7 +139,7 @@ class Server:
                 if prompt.grammar is not None:
                     await self.grammars.check(prompt.grammar)
                 streams += [
-                    self._stream_one(llm, name, prompt, len(streams), nth) for nth in range(request.n)
+                    self._stream_one(llm, counted, prompt, len(streams), nth) for nth in range(request.n)
                 ]
             async with aclosing(_merge(streams, self.settings.batch)) as deltas:
                 async for delta in deltas:

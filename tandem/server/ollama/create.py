@@ -83,7 +83,7 @@ async def create(request: Request, body: CreateRequest) -> Response:
         body = await run_in_thread(read_modelfile, body.modelfile)
     source = known_name(server, body.from_ or "")
     preset = await run_in_thread(_preset, server, name, source, body)
-    _add(server, preset, server.models.spec(source))
+    _add(server, preset, source)
     if not streams:
         return JSONResponse(CreateStatus(status="success"))
 
@@ -100,9 +100,8 @@ async def copy(request: Request, body: CopyRequest) -> Response:
     server = get_server(request)
     require_operator(server)
     source = known_name(server, body.source)
-    spec = server.models.spec(source)
-    preset = server.presets.get(source) or Preset(source, str(spec.file))
-    _add(server, dataclasses.replace(preset, name=body.destination), spec)
+    preset = server.presets.get(source) or Preset(source, str(server.models.spec(source).file))
+    _add(server, dataclasses.replace(preset, name=body.destination), source)
     return JSONResponse(None)
 
 
@@ -149,7 +148,7 @@ def _download_of(server: Server, name: str) -> CachedModel:
 def _forget(server: Server, name: str) -> None:
     server.models.remove(name)
     server.presets.pop(name)
-    server.created.remove(name)
+    server.created.pop(name)
 
 
 def read_modelfile(text: str) -> CreateRequest:
@@ -219,8 +218,8 @@ def _plain(message: StartMessage) -> Mapping[str, str]:
     return {"role": message.role, "content": message.content}
 
 
-def _add(server: Server, preset: Preset, source: ModelSpec) -> None:
-    name = preset.name
+def _add(server: Server, preset: Preset, source: str) -> None:
+    name, made_of = preset.name, server.models.spec(source)
     if not re.fullmatch(NAME, name):
         raise RequestError(f"{name[:80]!r} is no name for a model: use letters, digits and ._:/-")
     if (known := _own_name(server, name)) in server.models.names() and known not in server.created:
@@ -232,13 +231,14 @@ def _add(server: Server, preset: Preset, source: ModelSpec) -> None:
         raise RequestError(
             f"created models have {MAX_TEXTS} characters of text at most: delete one of them first"
         )
-    own = {key: value for key, value in preset.options.items() if source.options.get(key) != value}
-    spec = ModelSpec(source.file, {**source.options, **own}, preset.keep_alive)
+    own = {key: value for key, value in preset.options.items() if made_of.options.get(key) != value}
+    spec = ModelSpec(made_of.file, {**made_of.options, **own}, preset.keep_alive)
+    first = server.created.get(source, source)
     if known in server.created:
         _forget(server, known)
     server.models.add(name, spec)
     server.presets[name] = preset
-    server.created.add(name)
+    server.created[name] = first
 
 
 def _characters(preset: Preset) -> int:
