@@ -48,8 +48,8 @@ from tests.models.test_reference import GOLDENS
 @pytest.mark.parametrize(
     ("name", "kv"),
     [("gemma3-pattern3", "f16"), ("llama", "f32"), ("qwen2", "q8"), ("gemma3-pattern3", "q8"), ("qwen35", "f16"),
-     ("gemma4", "f16"), ("mamba2", "f16"), ("falcon-h1", "f16"), ("deepseek-v2-lite", "f16"),
-     ("deepseek-v3", "q8")],
+     ("gemma4", "f16"), ("mamba2", "f16"), ("falcon-h1", "f16"), ("deepseek-v3", "f16"), ("glm4moe-lite", "q8"),
+     ("deepseek-v2-lite", "f16")],
 )  # fmt: skip
 def test_a_restart_computes_a_prompt_no_second_time(name: str, kv: str) -> None:
     with open_llm(name, kv=kv, disk_cache=None) as llm:

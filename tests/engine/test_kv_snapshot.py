@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tandem import LLM
+from tandem.engine.kv_memory import kv_layers
 from tandem.engine.kv_snapshot import CHECKSUM, MAGIC
 from tandem.errors import ContextError, StateFileError
 from tests.models.test_reference import GOLDENS
@@ -35,14 +36,9 @@ def computed(llm: LLM, prompt: list[int]) -> tuple[list[int], int]:
 
 @pytest.mark.parametrize(
     ("name", "kv"),
-    [
-        ("gemma3-pattern3", "f16"),
-        ("llama", "f16"),
-        ("gemma3-pattern3", "q8"),
-        ("qwen2", "q8"),
-        ("deepseek-v3", "f16"),
-    ],
-)
+    [("gemma3-pattern3", "f16"), ("llama", "f16"), ("gemma3-pattern3", "q8"), ("qwen2", "q8"),
+     ("deepseek-v3", "f16"), ("glm4moe-lite", "q8")],
+)  # fmt: skip
 def test_the_same_continuation(name: str, kv: str, tmp_path: Path) -> None:
     with open_llm(name, kv=kv) as llm:
         expected, _ = computed(llm, PROMPT)
@@ -53,6 +49,16 @@ def test_the_same_continuation(name: str, kv: str, tmp_path: Path) -> None:
         assert llm.engine.cache.free_blocks == llm.engine.cache.blocks
         assert computed(llm, PROMPT) == (expected, 75 - 64)
     assert [path.name for path in tmp_path.iterdir()] == ["state"]
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in GOLDENS.glob("*.gguf")))
+def test_every_cache_is_saved(name: str) -> None:
+    """Those of latent attention were not: restored prompts had the keys and values of others."""
+    with open_llm(name) as llm:
+        launches = llm.engine.program.launches
+        caches = {cache.name for one in launches if (cache := one.buffers.get("cache")) is not None}
+        assert {layer.tensor.name for layer in kv_layers(llm.engine.program)} == caches
+        assert all(layer.nbytes for layer in kv_layers(llm.engine.program))
 
 
 def test_a_file_that_is_damaged_or_foreign_is_refused(tmp_path: Path) -> None:

@@ -327,8 +327,17 @@ def run_mmproj(folder: Path, number: int) -> None:
 
 # ---- saved states
 
-# All but the first have recurrent layers.
-STATES_OF = ("gemma3-pattern3", "qwen35", "qwen35moe", "qwen3next", "lfm2", "mamba2", "falcon-h1")
+# All but the first two have recurrent layers.
+STATES_OF = (
+    "gemma3-pattern3",
+    "deepseek-v3",
+    "qwen35",
+    "qwen35moe",
+    "qwen3next",
+    "lfm2",
+    "mamba2",
+    "falcon-h1",
+)
 
 
 def open_model(name: str) -> LLM:
