@@ -38,6 +38,7 @@ class Requests:
             self.stored,
             self.small,
             self.embeddings,
+            self.created,
         )
 
     def one(self) -> tuple[str, str, Any]:
@@ -84,7 +85,8 @@ class Requests:
 
     def model_name(self) -> Any:
         return self.chance.choice(
-            (self.model,) * 20 + ("", "x", f"{self.model}:latest", "../x", "hf.co/a/b", "x" * 5000)
+            (self.model,) * 20
+            + ("", "x", f"{self.model}:latest", "../x", "hf.co/a/b", "x" * 5000, "c1", "c2")
         )
 
     def sampling(self) -> Body:
@@ -307,7 +309,8 @@ class Requests:
             metadata=({"a": "b"}, {"a": [[]]}),
             model=self.model_name,
         )
-        return "POST", self.chance.choice(("/v1/responses",) * 5 + ("/v1/responses/input_tokens",)), body
+        others = ("/v1/responses/input_tokens", "/v1/responses/compact")
+        return "POST", self.chance.choice(("/v1/responses",) * 5 + others), body
 
     def id(self) -> str:
         return self.chance.choice(self.ids[-50:])
@@ -473,7 +476,8 @@ class Requests:
         )
 
     def embeddings(self) -> tuple[str, str, Any]:
-        given: Any = self.chance.choice((self.text(), self.texts(), self.ids_of_tokens()))
+        mixed = [[5, self.text()], self.text(), self.ids_of_tokens()]
+        given: Any = self.chance.choice((self.text(), self.texts(), self.ids_of_tokens(), mixed[0], mixed))
         if self.chance.random() < 0.5:
             return (
                 "POST",
@@ -484,6 +488,49 @@ class Requests:
             "POST",
             "/api/embed",
             {"model": self.model, "input": given} | self.maybe(dimensions=(1, 2), keep_alive=(5, "1m")),
+        )
+
+    def created(self) -> tuple[str, str, Any]:
+        """Models that a client makes of others, and deletes."""
+        name, source = self.chance.choice(("c1", "c2")), self.model_name()
+        kind = self.chance.random()
+        if kind < 0.3:
+            return "DELETE", "/api/delete", {"model": self.chance.choice((name, name, source))}
+        if kind < 0.5:
+            return "POST", "/api/copy", {"source": source, "destination": self.chance.choice((name, source))}
+        lines = (
+            "",
+            "SYSTEM ",
+            "PARAMETER num_ctx ",
+            "PARAMETER stop ",
+            "MESSAGE user ",
+            "TEMPLATE ",
+            "# ",
+            "FROM ",
+        )
+        return (
+            "POST",
+            "/api/create",
+            {"model": name, "from": source}
+            | self.maybe(
+                0.3,
+                system=self.text,
+                template=(
+                    "{% for m in messages %}{{ m.content }}{% endfor %}",
+                    "{% if messages %}",
+                    "{{ .Prompt }}",
+                ),
+                parameters=lambda: self.maybe(
+                    0.3,
+                    num_ctx=(16, 64, 0, -1, "x", [], True),
+                    stop=self.texts,
+                    temperature=(0, "1"),
+                    seed=(1, -1),
+                ),
+                messages=lambda: [{"role": self.chance.choice(("user", "tool")), "content": self.text()}],
+                stream=(True, False),
+                modelfile=lambda: "\n".join(self.chance.choice(lines) + self.text() for _ in range(5)),
+            ),
         )
 
     def small(self) -> tuple[str, str, Any]:

@@ -116,6 +116,8 @@ def test_a_modelfile_makes_a_model(server: Running) -> None:
         ({"model": "a", "from": "tiny", "parameters": {"top_p": 7}}, 400, "parameters: top_p"),
         ({"model": "a", "from": "tiny", "parameters": {"num_ctx": "x"}}, 400, "context='x'"),
         ({"model": "a", "from": "tiny", "template": "{{ .System }} {{ .Prompt }}"}, 400, "Go's format"),
+        ({"model": "a", "from": "tiny", "template": "{% if messages %}"}, 400, "template is broken"),
+        ({"model": "a", "from": "tiny", "template": "{% include 'x' %}"}, 400, "has the statement Include"),
         ({"model": "a", "from": "tiny", "files": {"a.gguf": "sha256:0"}}, 400, "files"),
         ({"model": "a", "from": "/etc/passwd"}, 404, "no model is called"),
     ],

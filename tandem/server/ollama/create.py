@@ -191,8 +191,12 @@ def _preset(server: Server, name: str, source: str, body: CreateRequest) -> Pres
     if not source:
         raise RequestError("from is missing: name a model that this server has")
     base = server.presets.get(source) or Preset(source, str(server.models.spec(source).file))
-    if body.template is not None and "{%" not in body.template and "messages" not in body.template:
-        raise RequestError(GO)
+    if body.template is not None:
+        if "{%" not in body.template and "messages" not in body.template:
+            raise RequestError(GO)
+        from tandem.model.template_sandbox import compile_template  # imported late: with Jinja
+
+        compile_template(body.template)  # a broken one would be compiled at each request
     given = body.parameters or {}
     context = given.pop("num_ctx", base.context)
     try:
