@@ -27,6 +27,9 @@ from tandem.errors import RequestError, TemplateError
 from tandem.model.template_budget import ADVICE, MAX_NUMBER, MAX_VALUE, TemplateBudget, check_cost, refuse
 
 MAX_SOURCE = 128 << 10  # maximum characters of a template
+MAX_NODES = (
+    5_000  # of its syntax tree; those of models have 1,300 at most. Python compiles all without a break
+)
 BUDGET_NAME = "=budget"  # template variable that holds the TemplateBudget of a run
 
 TEXT_METHODS = (
@@ -235,7 +238,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def __init__(self) -> None:
         super().__init__(
-            trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, LoopControlExtension]
+            trim_blocks=True,
+            lstrip_blocks=True,
+            extensions=[GenerationTag, LoopControlExtension],
+            optimized=False,  # it would evaluate each part again for each part that it is in
         )
         self.globals = dict(FUNCTIONS)
         names = f"{TEXT_FILTERS} {OTHER_FILTERS}".split()
@@ -292,13 +298,24 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return budget.charge(super().call_binop(context, operator, left, right))
 
 
+def _count_nodes(tree: nodes.Node) -> int:
+    count, left = 0, [tree]
+    while left:
+        left.extend(left.pop().iter_child_nodes())
+        count += 1
+    return count
+
+
 def compile_template(source: str) -> Callable[..., str]:
     """Returns a function that renders the template with given variables."""
     if len(source) > MAX_SOURCE:
         refuse(f"has {len(source)} characters")
     sandbox = Sandbox()
     try:
-        code = sandbox.compile(ChargeBudget().visit(sandbox.parse(source)))
+        tree = sandbox.parse(source)
+        if (count := _count_nodes(tree)) > MAX_NODES:
+            refuse(f"has {count} parts")
+        code = sandbox.compile(ChargeBudget().visit(tree))
         template = sandbox.template_class.from_code(sandbox, code, sandbox.globals)
     except TemplateError:
         raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -9,7 +10,9 @@ from pathlib import Path
 import httpx
 import pytest
 
+from tandem.errors import TemplateError
 from tandem.model.catalogue import SHORT_NAMES
+from tandem.model.template_sandbox import compile_template
 from tandem.server.ollama.create import MAX_TEXT, MAX_TEXTS, read_modelfile
 from tests.cli.tiny_model import write_tiny_model
 from tests.server.servers import Running, serving
@@ -79,6 +82,16 @@ def test_a_name_that_no_line_of_a_log_may_have_is_refused(server: Running, name:
 def test_a_value_of_a_modelfile_is_a_text_if_it_is_no_json(value: str) -> None:
     found = read_modelfile(f"FROM tiny\nPARAMETER num_ctx {value}")
     assert found.parameters == {"num_ctx": value}
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("part", ["{{a}}", "{{" + "+".join("a" * 100) + "}}", "{{[" + "1," * 999 + "]}}"])
+def test_a_template_of_many_parts_is_refused_before_it_is_compiled(part: str) -> None:
+    """64 KB took 10 s, and Python's compiler let no other thread run for 0.7 s of them."""
+    source, begun = part * (MAX_TEXT // len(part)), time.monotonic()
+    with pytest.raises(TemplateError, match=r"has \d+ parts"):
+        compile_template(source)
+    assert time.monotonic() - begun < 5
 
 
 def test_the_texts_of_created_models_have_a_limit(server: Running) -> None:
