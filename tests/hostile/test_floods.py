@@ -342,10 +342,10 @@ def test_posts_that_run_no_model_are_reads() -> None:
         "/detokenize",
         "/apply-template",
         "/v1/messages/count_tokens",
-        "/api/copy",
-        "/api/create",
-        "/api/pull",
         "/api/show",
+        "/api/pull",
+        "/api/create",
+        "/api/copy",
     )
     assert posts - MODEL_PATHS == {*tokens, *stored, *others}
 
@@ -406,10 +406,10 @@ def test_metadata_are_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
         return read(path)
 
     monkeypatch.setattr(GGUF, "open", noted)
-    first = models._model_info("m", path, None)
-    assert models._model_info("m", path, None) == first and len(opened) == 1
+    first = models._model_info("m", path)
+    assert models._model_info("m", path) == first and len(opened) == 1
     os.utime(path, (1, 1))
-    assert models._model_info("m", path, None)["modified_at"] != first["modified_at"] and len(opened) == 2
+    assert models._model_info("m", path)["modified_at"] != first["modified_at"] and len(opened) == 2
 
 
 # ---- clients that are slowed down

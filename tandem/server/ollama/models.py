@@ -291,7 +291,7 @@ def _listed_model(name: str, path: Path) -> ListedModel:
     )
 
 
-def _model_info(name: str, path: Path, preset: Preset | None) -> ModelInfo:
+def _model_info(name: str, path: Path, preset: Preset | None = None) -> ModelInfo:
     found = _read_metadata(path)
     sampling = preset.sampling.items() if preset else ()
     lines = [(key, one) for key, value in sampling for one in (value if isinstance(value, list) else [value])]
