@@ -13,6 +13,7 @@ TandemError
 │   ├── QueueFullError    too many requests are waiting already
 │   └── DeadlineError     the request timed out
 ├── ResponseStoreError    the file of stored responses is locked, full or damaged
+├── ToolProgramError      the program of an MCP server has ended, or cannot be started
 ├── OutOfMemoryError      a request needs more memory than the process may have; others go on
 ├── DeviceError           a device is missing or failed
 │   ├── DoesNotFitError   the model, its context or its cache is larger than the memory
@@ -76,8 +77,16 @@ class ResponseNotFoundError(RequestError):
     """No stored response or conversation has this id."""
 
 
+class SessionNotFoundError(RequestError):
+    """No MCP server has this name, or no session this id."""
+
+
 class ResponseStoreError(TandemError):
     """The file of stored responses is locked, full or damaged."""
+
+
+class ToolProgramError(TandemError):
+    """The program of an MCP server has ended, or cannot be started."""
 
 
 class QueueFullError(RequestError):

@@ -22,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 def test_the_settings_file_shows_every_setting_and_its_default(tmp_path: Path) -> None:
     text = (ROOT / "deploy" / "tandem.toml").read_text()
     found = dict(re.findall(r"^# (\w+) = (.*?)(?:  +#.*)?$", text, re.MULTILINE))
-    assert set(found) == {field.name for field in dataclasses.fields(ServerSettings)} - {"presets"}
+    assert set(found) == {field.name for field in dataclasses.fields(ServerSettings)} - {"presets", "mcp"}
     shown = {  # examples of settings without a default
         *("models", "context", "threads", "kv_memory", "gpu_memory", "draft", "keep_alive"),
         *("api_keys", "max_prompt", "aliases", "responses", "disk_cache"),

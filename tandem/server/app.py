@@ -16,6 +16,7 @@ from tandem.server.http import errors
 from tandem.server.http.background import start_threads
 from tandem.server.http.errors import LOG
 from tandem.server.llama_cpp import completion, server_info, texts
+from tandem.server.mcp import routes as mcp
 from tandem.server.monitoring.metrics import live_router
 from tandem.server.ollama import chat as ollama_chat
 from tandem.server.ollama import create as ollama_create
@@ -41,6 +42,7 @@ ROUTERS = (
     completion.router,
     server_info.router,
     texts.router,
+    mcp.router,
     utility_routes.router,
     api_docs.router,
 )
@@ -59,6 +61,7 @@ def create_app(models: ModelManager, settings: ServerSettings) -> FastAPI:
         await server.grammars.close()
         await server.images.close()
         server.responses.close()
+        await server.tools.close()
         await models.close()
 
     app = FastAPI(

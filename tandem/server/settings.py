@@ -8,7 +8,7 @@ import math
 import os
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,6 +25,7 @@ MAX_SIZE = MiB  # of a file with settings or API keys
 MAX_UNREAD = 4096  # tokens and log-probabilities of a response that its client has not read
 ZERO_ALLOWED = ("port", "keep_alive")
 HOST = r"[\w.-]+(:\d{1,5})?|[\da-fA-F:.]+"  # of an image's address; an IPv6 address has no brackets
+NAME = r"(?a)[\w.-]{1,40}"  # of an MCP server
 ORIGIN = r"\*|null|[a-z][a-z\d+.-]*://[^\s/?#]+"
 
 
@@ -34,6 +35,9 @@ class ServerSettings:
     port: int = 8000
     models: tuple[str, ...] = ()  # the first one is the default of requests that name none
     presets: tuple[Preset, ...] = ()  # models with settings of their own
+    mcp: Mapping[str, tuple[str, ...]] = dataclasses.field(
+        default_factory=dict
+    )  # MCP servers: name -> command
     aliases: tuple[str, ...] = ()  # other names of the first model; "*": every name that no model has
     device: str = "auto"
     context: int | None = None  # maximum tokens of a request, prompt and response together
@@ -142,6 +146,8 @@ def _checked(path: Path, name: str, value: Any) -> Any:
         if not isinstance(value, list) or not all(isinstance(item, dict) for item in value):
             raise RequestError(f"{path}: presets is no list of tables: begin each with [[presets]]")
         return tuple(_with_paths(path, read_preset(item)) for item in value)
+    if name == "mcp":
+        return _commands(path, value)
     kind = kinds[name]
     if kind.startswith("tuple") and isinstance(value, list) and all(isinstance(item, str) for item in value):
         return (
@@ -157,6 +163,17 @@ def _checked(path: Path, name: str, value: Any) -> Any:
     if type(value).__name__ != kind.split(" ")[0]:
         raise RequestError(f"{path}: {name} = {value!r} has the wrong type: use {kind}")
     return value
+
+
+def _commands(path: Path, value: Any) -> dict[str, tuple[str, ...]]:
+    """The programs of MCP servers by their names."""
+    for name, command in value.items() if isinstance(value, dict) else [("", value)]:
+        words = command if isinstance(command, list) else []
+        if not re.fullmatch(NAME, name) or not words or not all(isinstance(word, str) for word in words):
+            raise RequestError(
+                f'{path}: mcp has a wrong entry {name!r}: write it as files = ["program", "argument"]'
+            )
+    return {name: tuple(command) for name, command in value.items()}
 
 
 def _with_paths(path: Path, preset: Preset) -> Preset:

@@ -40,6 +40,7 @@ from tandem.server.core.prompt import (
 from tandem.server.core.response_store import ResponseStore
 from tandem.server.http.background import run_in_thread
 from tandem.server.http.errors import LOG, message_of
+from tandem.server.mcp.tool_programs import ToolPrograms
 from tandem.server.monitoring.metrics import Metrics, monitor_of
 from tandem.server.settings import ServerSettings
 from tandem.threads import throttled
@@ -57,6 +58,7 @@ class Server:
         self.metrics = Metrics(models)
         self.grammars, self.images = GrammarChecker(), RequestImages(settings.allow_image_urls)
         self.responses = ResponseStore(settings.responses)
+        self.tools = ToolPrograms(settings.mcp)
         self.presets = {preset.name: preset for preset in settings.presets}
         self.created: dict[
             str, str

@@ -34,6 +34,10 @@ HEADERS = {
 }
 
 
+# The worker that talks to MCP servers which the user adds may reach other hosts; the page itself may not.
+POLICIES = {"mcp-worker.js": "default-src 'none'; connect-src http: https:"}
+
+
 @dataclass
 class File:
     path: Path
@@ -86,6 +90,8 @@ def _respond(request: Request, name: str) -> Response:
         return PlainTextResponse("there is no such file: the page is at /", 404)
     gzipped = "gzip" in request.headers.get("accept-encoding", "") and file.path.suffix not in COMPRESSED
     headers = {**HEADERS, "etag": f'"{file.version}{"-gzip" * gzipped}"'}
+    if name in POLICIES:
+        headers["content-security-policy"] = POLICIES[name]
     if name == "service-worker.js":
         headers["service-worker-allowed"] = "/"
     if request.headers.get("if-none-match") == headers["etag"]:

@@ -5,12 +5,16 @@ import { t } from "./i18n.js";
 const KEY = "tandem.key";
 const dialog = document.getElementById("key-dialog");
 
+/** The header with the API key, if there is one. */
+export function authorization() {
+  const key = localStorage.getItem(KEY);
+  return key ? { authorization: `Bearer ${key}` } : {};
+}
+
 /** fetch with the API key; asks for it if the server returns 401. */
 async function request(path, options = {}) {
   for (;;) {
-    const key = localStorage.getItem(KEY);
-    const headers = { ...options.headers, ...(key ? { authorization: `Bearer ${key}` } : {}) };
-    const response = await fetch(path, { ...options, headers });
+    const response = await fetch(path, { ...options, headers: { ...options.headers, ...authorization() } });
     if (response.status !== 401) return response;
     await askForKey();
   }

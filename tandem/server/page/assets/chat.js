@@ -7,6 +7,7 @@ import { $, copyText, h, icon, iconButton, say, toast } from "./dom.js";
 import { toRequest } from "./files.js";
 import { number, t } from "./i18n.js";
 import { show } from "./markdown.js";
+import * as mcp from "./mcp.js";
 import * as store from "./store.js";
 import * as tree from "./tree.js";
 
@@ -65,7 +66,7 @@ export class Chat {
   /** Streams the rest of a message, or all of it if it is empty. */
   async run(chat, message) {
     const stopper = new AbortController();
-    for (const key of ["error", "stopped", "cut", "stats"]) delete message[key];
+    for (const key of ["error", "stopped", "cut", "stats", "calls"]) delete message[key];
     message.partial = true; // a page that is reloaded now finds it so
     chat.updated = Date.now();
     this.jobs.set(chat.id, { chat, message, stopper });
@@ -79,6 +80,7 @@ export class Chat {
       if (this.leaving) return; // the browser ended the request, and the message stays partial
       if (stopper.signal.aborted) message.stopped = true;
       else message.error = error instanceof TypeError ? t("The server cannot be reached: check that it is running.") : error.message;
+      delete message.calls;
     }
     this.jobs.delete(chat.id);
     delete message.partial;
@@ -86,24 +88,32 @@ export class Chat {
     this.host.working();
     if (this.chat !== chat) return;
     this.replace(message);
-    say(message.error ?? message.content);
+    const asked = message.calls?.map(({ name }) => t("The model asks to call {name}.", { name })) ?? [];
+    say(message.error ?? [message.content, ...asked].join(" "));
   }
 
   async receive(chat, message, signal) {
     const { system, ...sampling } = this.host.settings(chat);
     const messages = await toRequest(tree.path(chat, tree.indexOf(chat, message)).map((at) => chat.messages[at])
-      .filter((m) => m.role === "user" || m.content));
+      .filter((m) => m.role === "user" || m.content || m.calls));
     if (system.trim()) messages.unshift({ role: "system", content: system });
     for (const key of Object.keys(sampling)) if (sampling[key] === null) delete sampling[key];
-    const begun = performance.now();
+    const { tools, places } = await mcp.tools(toast, signal);
+    const begun = performance.now(), asked = [];
     let saved = begun, first = null;
-    for await (const chunk of complete({ model: message.model, messages, ...sampling }, signal)) {
+    const body = { model: message.model, messages, ...sampling, ...(tools.length && { tools }) };
+    for await (const chunk of complete(body, signal)) {
       const delta = chunk.choices?.[0]?.delta ?? {};
       if (delta.content || delta.reasoning_content) {
         first ??= performance.now() - begun;
         message.content += delta.content ?? "";
         if (delta.reasoning_content) message.reasoning = (message.reasoning ?? "") + delta.reasoning_content;
         this.refresh(chat, message);
+      }
+      for (const { index, id, function: { name, arguments: more = "" } } of delta.tool_calls ?? []) {
+        first ??= performance.now() - begun;
+        asked[index] ??= { id, name, arguments: "", ...places[name] };
+        asked[index].arguments += more;
       }
       if (chunk.choices?.[0]?.finish_reason === "length") message.cut = true;
       if (chunk.usage) {
@@ -115,6 +125,37 @@ export class Chat {
         this.save(chat);
       }
     }
+    if (asked.length && !message.cut) message.calls = asked.map(({ arguments: given, ...call }) => ({ ...call, arguments: given || "{}" }));
+  }
+
+  /** Makes a call of a message if the user allows it. When all of its calls are decided, the model gets the results. */
+  async decide(chat, message, call, allowed) {
+    if (this.jobs.has(chat.id)) return;
+    if (!allowed) call.refused = true;
+    else if (!await this.make(chat, message, call)) return;
+    chat.updated = Date.now();
+    await this.save(chat);
+    if (message.calls.some((one) => !isDecided(one))) this.redraw(chat, message);
+    else this.run(chat, tree.add(chat, tree.indexOf(chat, message), { role: "assistant", content: "", model: message.model }));
+  }
+
+  /** Makes a call, and returns whether it was made: the user may stop it. */
+  async make(chat, message, call) {
+    const stopper = new AbortController();
+    this.jobs.set(chat.id, { chat, message, stopper });
+    this.redraw(chat, message);
+    this.host.working();
+    try {
+      Object.assign(call, await mcp.call(call, stopper.signal));
+    } catch { /* it was stopped */ }
+    this.jobs.delete(chat.id);
+    this.host.working();
+    if (!isDecided(call)) this.redraw(chat, message);
+    return isDecided(call);
+  }
+
+  redraw(chat, message) {
+    if (this.chat === chat) this.replace(message);
   }
 
   stop() { this.jobs.get(this.chat.id)?.stopper.abort(); }
@@ -171,7 +212,7 @@ export class Chat {
 
   assistantMessage(message, at) {
     const body = h(".text"), last = at === this.chat.leaf;
-    const streaming = last && this.busy;
+    const streaming = last && this.busy && message.partial;
     const node = h(`article.message.reply${streaming ? ".writing" : ""}`, { "aria-label": t("Response") });
     node.body = body;
     if (message.reasoning !== undefined || streaming) {
@@ -183,6 +224,7 @@ export class Chat {
     node.append(body);
     this.fill(node, message);
     if (streaming) return node;
+    for (const call of message.calls ?? []) node.append(this.callCard(message, call, last));
     if (message.error) node.append(h("p.error", { role: "alert" }, message.error));
     const copy = iconButton("copy", t("Copy"), () => copyText(message.content, copy));
     const again = iconButton("again", t("Regenerate"), () => this.respond(message.parent));
@@ -191,6 +233,19 @@ export class Chat {
       unfinished && iconButton("more", t("Continue"), () => !this.busy && this.run(this.chat, message)),
       h("span.stats", null, describe(message))));
     return node;
+  }
+
+  /** A tool call: what is called with what, buttons to decide, and its result. */
+  callCard(message, call, last) {
+    const { name, url, arguments: given, result, failed, refused } = call, chat = this.chat;
+    const decide = (text, kind, allowed) => h(`button.${kind}`, { type: "button", disabled: this.busy,
+      onclick: () => this.decide(chat, message, call, allowed) }, text);
+    const state = this.busy && !isDecided(call) ? t("running") : refused ? t("refused") : failed ? t("failed") : "";
+    return h("section.call", { "aria-label": t("Call of {name}", { name }) },
+      h(".call-head", null, h("code", null, name), url && h("span", null, mcp.nameOf(url)), state && h("span.state", null, state)),
+      h("pre", { tabIndex: 0 }, indented(given)),
+      result !== undefined && h("details", null, h("summary", null, t("Result")), h("pre", { tabIndex: 0 }, result)),
+      last && !isDecided(call) && h(".call-actions", null, decide(t("Refuse"), "plain", false), decide(t("Allow"), "primary", true)));
   }
 
   /** "2/3" with arrows, for a message that has alternatives. */
@@ -274,6 +329,17 @@ export class Chat {
     const { scrollTop, scrollHeight, clientHeight } = this.scroll;
     this.follow = scrollHeight - scrollTop - clientHeight < NEAR;
     $("jump").hidden = this.follow;
+  }
+}
+
+const isDecided = ({ result, refused }) => result !== undefined || refused === true;
+
+/** JSON with a line for each value, or the text as it is. */
+function indented(text) {
+  try {
+    return JSON.stringify(JSON.parse(text), null, 2);
+  } catch {
+    return text;
   }
 }
 

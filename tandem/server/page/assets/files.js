@@ -129,12 +129,14 @@ export function fenced(text) {
   return `${fence}\n${text}\n${fence}`;
 }
 
-/** The messages of a request in OpenAI's form. Images are made smaller if they would not fit together. */
+/** The messages of a request in OpenAI's form, a call's result after the message with the call. Images are made smaller if they
+ * would not fit together. */
 export async function toRequest(messages) {
   const images = messages.flatMap(({ files }) => (files ?? []).filter(({ blob }) => blob));
   const total = images.reduce((sum, { blob }) => sum + blob.size, 0);
   const share = total > MAX_IMAGES ? MAX_IMAGES / images.length : Infinity;
-  return Promise.all(messages.map(async ({ role, content, files = [] }) => {
+  const found = await Promise.all(messages.map(async ({ role, content, files = [], calls }) => {
+    if (calls) return withResults(content, calls);
     const texts = files.filter(({ blob }) => !blob).map(({ name, text }) => `${name}:\n${fenced(text)}\n\n`);
     const text = texts.join("") + content;
     const urls = await Promise.all(files.filter(({ blob }) => blob).map(async ({ blob }) =>
@@ -143,4 +145,12 @@ export async function toRequest(messages) {
     const parts = urls.map((url) => ({ type: "image_url", image_url: { url } }));
     return { role, content: text ? [...parts, { type: "text", text }] : parts };
   }));
+  return found.flat();
+}
+
+function withResults(content, calls) {
+  const results = calls.map(({ id, result, refused }) => ({ role: "tool", tool_call_id: id,
+    content: result ?? (refused ? "The user refused this call." : "The user has not allowed this call.") }));
+  return [{ role: "assistant", content, tool_calls: calls.map(({ id, name, arguments: given }) =>
+    ({ id, type: "function", function: { name, arguments: given } })) }, ...results];
 }

@@ -1,7 +1,8 @@
 // The settings panel: system prompt and sampling parameters of the conversation that is shown, presets, and the language.
 
-import { $, ask, h, toast } from "./dom.js";
+import { $, ask, h, iconButton, toast } from "./dom.js";
 import { LANGUAGES, language, setLanguage, t } from "./i18n.js";
+import * as mcp from "./mcp.js";
 import { DEFAULTS, known, read, write } from "./store.js";
 
 const SLIDERS = [
@@ -57,6 +58,7 @@ export class Options {
       ...NUMBERS.map((number) => this.number(values, ...number)),
       this.choice("reasoning_effort", t("Reasoning"), EFFORTS, values.reasoning_effort ?? "",
         (value) => this.set("reasoning_effort", value || null)),
+      this.toolServers(),
       this.choice("language", t("Language"), Object.entries(LANGUAGES), language, setLanguage),
     );
   }
@@ -95,6 +97,46 @@ export class Options {
       this.choice("preset", t("Preset"), [["", t("Standard")], ...Object.keys(all).map((name) => [name, name])], chosen, use),
       h(".preset-actions", null, button(t("Save"), () => keep(chosen)), button(t("Save as"), saveAs),
         chosen ? button(t("Delete"), remove) : button(t("Reset"), () => { write(STANDARD, {}); use(""); })));
+  }
+
+  // ---- MCP servers, of all conversations
+
+  toolServers() {
+    const list = h("ul.tool-servers"), url = h("input", { type: "url", id: "mcp-url", required: true, placeholder: "https://example.org/mcp",
+      "aria-label": t("Address of an MCP server") });
+    const token = h("input", { type: "password", placeholder: t("Token, if it needs one"), "aria-label": t("Token, if it needs one"),
+      autocomplete: "off" });
+    const draw = async () => list.replaceChildren(...(await mcp.servers()).map((server) => this.toolServer(server, draw)));
+    const add = (event) => {
+      event.preventDefault();
+      mcp.keepServer(new URL(url.value).href, { token: token.value.trim(), on: true });
+      url.value = token.value = "";
+      draw();
+    };
+    draw();
+    return h("section.field", { "aria-label": t("Tools") }, h("span.name", null, t("Tools")),
+      h("small", null, t("Tools of MCP servers, for all conversations. The model asks before each call, and you allow it or not.")), list,
+      h("form.tool-form", { onsubmit: add }, url, token, h("button.plain", { type: "submit" }, t("Add"))));
+  }
+
+  toolServer(server, draw) {
+    const name = mcp.nameOf(server.url), state = h("small", { role: "status" });
+    const check = h("input", { type: "checkbox", checked: server.on, onchange: () => {
+      mcp.keepServer(server.url, { on: check.checked });
+      show();
+    } });
+    const show = async () => {
+      state.textContent = "";
+      if (!check.checked) return;
+      try {
+        state.textContent = (await mcp.toolsOf(server)).map((tool) => tool.name).join(", ") || t("It has no tools.");
+      } catch (error) {
+        state.textContent = error.message;
+      }
+    };
+    show();
+    return h("li", null, h("label", null, check, h("span", null, name)), !server.own
+      && iconButton("close", t("Remove {name}", { name }), () => { mcp.removeServer(server); draw(); $("mcp-url").focus(); }), state);
   }
 
   // ---- fields

@@ -37,9 +37,10 @@ export async function toMarkdown(chat) {
   const parts = [`# ${chat.title}`];
   const put = (mark, heading, text) => parts.push(`<!-- tandem: ${mark} -->`, `### ${heading}`, text.replace(ESCAPED, "\\$&"));
   if (chat.settings?.system) put("system", t("System prompt"), chat.settings.system);
-  for (const { role, content, model, files } of path(chat).map((at) => chat.messages[at])) {
+  for (const { role, content, model, files, calls = [] } of path(chat).map((at) => chat.messages[at])) {
+    const asked = calls.map((call) => `\`${call.name}\`\n\n${fenced(call.arguments)}\n\n${fenced(call.result ?? "")}`);
     if (role === "user") put("user", t("You"), content);
-    else put(model ? `assistant ${encodeURIComponent(model)}` : "assistant", model ?? t("Response"), content);
+    else put(model ? `assistant ${encodeURIComponent(model)}` : "assistant", model ?? t("Response"), [content, ...asked].join("\n\n"));
     for (const { name, text, blob } of files ?? []) {
       put(`file ${encodeURIComponent(name)}`, name, blob ? `![${name.replace(/[[\]]/g, "")}](${await toDataURL(blob)})` : fenced(text));
     }

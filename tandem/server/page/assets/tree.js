@@ -40,8 +40,18 @@ export function choose(chat, at) {
 const PARTS = { role: "string", content: "string", model: "string", reasoning: "string", error: "string",
   partial: "boolean", stopped: "boolean", cut: "boolean" };
 
+const CALL = { id: "string", name: "string", arguments: "string", url: "string", tool: "string", result: "string",
+  refused: "boolean", failed: "boolean" };
+
+/** The known parts of a tool call, or null if it is none. */
+function rightCall(call) {
+  const right = Object.fromEntries(Object.entries(CALL).filter(([name, type]) => typeof call?.[name] === type)
+    .map(([name]) => [name, call[name]]));
+  return right.id !== undefined && right.name !== undefined && right.arguments !== undefined ? right : null;
+}
+
 /** The parts of a message that are known and of the right type: others would stop the page when it is shown. */
-function rightParts({ files, stats, ...message }) {
+function rightParts({ files, stats, calls, ...message }) {
   const { thought: reasoning } = message; // saved by older versions
   const parts = { reasoning, ...message };
   const right = Object.fromEntries(Object.entries(PARTS).filter(([name, type]) => typeof parts[name] === type)
@@ -49,8 +59,9 @@ function rightParts({ files, stats, ...message }) {
   const kept = (Array.isArray(files) ? files : []).filter((file) => typeof file?.name === "string"
     && (file.blob instanceof Blob || typeof file.text === "string"))
     .map(({ name, blob, text }) => (blob instanceof Blob ? { name, blob } : { name, text }));
+  const asked = (Array.isArray(calls) ? calls : []).map(rightCall).filter(Boolean);
   const counts = Object.values(stats ?? {}).every((value) => value === null || Number.isFinite(value));
-  return { ...right, ...(kept.length && { files: kept }), ...(Number.isFinite(stats?.tokens) && counts && { stats }) };
+  return { ...right, ...(kept.length && { files: kept }), ...(asked.length && { calls: asked }), ...(Number.isFinite(stats?.tokens) && counts && { stats }) };
 }
 
 /** A conversation from a file or an older version as a tree, with what is wrong in it left out; null if there is none. */
