@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import BinaryIO
 
-from tandem.convert.families import FAMILIES, Family
+from tandem.convert.families import FAMILIES
+from tandem.convert.family import Family
 from tandem.convert.hf_config import HFConfig
 from tandem.convert.metadata import encoder_keys, model_keys, rope_tensors
 from tandem.convert.safetensors import Safetensors, read_json

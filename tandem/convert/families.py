@@ -5,102 +5,16 @@ The names, keys and changes of weights are those that llama.cpp reads.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 
+from tandem.convert.family import MODEL, Experts, Family, Keys, Latent, Names, Order, Rearranged, Stacked
 from tandem.convert.hf_config import HFConfig
-from tandem.gguf.write import Value
+from tandem.convert.text_encoders import TEXT_ENCODERS
 from tandem.kernels.kernel import Array
 
-Keys = dict[str, Value]
-MEAN, CLS, LAST, RANK = range(1, 5)  # `pooling_type`
-
-
-class Experts(NamedTuple):
-    """A matrix of each expert, one tensor each: stacked in one."""
-
-    name: str
-
-
-class Stacked(NamedTuple):
-    """Matrices of all experts in one tensor, which has gate and up if there are two names: one after the other, or
-    their rows interleaved, as gpt-oss has them. In the latter case the tensor is [experts, columns, rows], or MXFP4."""
-
-    names: tuple[str, ...]
-    interleaved: bool = False
-
-
-class Latent(NamedTuple):
-    """The matrix that makes keys and values of a latent: for each head, the rows of its key, then those of its value.
-    `keys` is written transposed: [heads, latent, columns of a key]."""
-
-    keys: str
-    values: str
-
-
-# (config, rows or columns that a tensor has) -> those of it that a file has, in this order
-Order = Callable[[HFConfig, int], Array]
-
-
-class Rearranged(NamedTuple):
-    """Some rows of a tensor, or its columns in another order, or values that a function changes. The dimensions before
-    the last are rows together. `name`: with its ending."""
-
-    name: str
-    rows: Order | None = None  # of a vector: its values
-    columns: Order | None = None
-    change: Callable[[Array], Array] | None = None
-
-
-Names = dict[str, str | Experts | Stacked | Latent | list[Rearranged]]
-
-
-# Names in a layer, after "model.layers.N." and before ".weight" or ".bias". A star is the number of an expert.
-LAYER: Names = {
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.qkv_proj": "attn_qkv",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "self_attn.query_layernorm": "attn_q_norm",
-    "self_attn.key_layernorm": "attn_k_norm",
-    "self_attn.sinks": "attn_sinks",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "mlp.gate_up_proj": "ffn_up",  # gate before up
-    "mlp.c_fc": "ffn_up",
-    "mlp.c_proj": "ffn_down",
-    "mlp.gate": "ffn_gate_inp",
-    "mlp.gate.wg": "ffn_gate_inp",
-    "mlp.router": "ffn_gate_inp",
-    "block_sparse_moe.gate": "ffn_gate_inp",
-    "block_sparse_moe.router.layer": "ffn_gate_inp",
-    "mlp.gate.e_score_correction_bias": "exp_probs_b",
-    "mlp.moe_statics.e_score_correction_bias": "exp_probs_b",
-    "mlp.experts.*.gate_proj": Experts("ffn_gate_exps"),
-    "mlp.experts.*.up_proj": Experts("ffn_up_exps"),
-    "mlp.experts.*.down_proj": Experts("ffn_down_exps"),
-    "block_sparse_moe.experts.*.w1": Experts("ffn_gate_exps"),
-    "block_sparse_moe.experts.*.w3": Experts("ffn_up_exps"),
-    "block_sparse_moe.experts.*.w2": Experts("ffn_down_exps"),
-    "block_sparse_moe.input_linear": Stacked(("ffn_gate_exps", "ffn_up_exps")),
-    "block_sparse_moe.output_linear": Stacked(("ffn_down_exps",)),
-    **{
-        f"mlp.{shared}.{part}_proj": f"ffn_{part}_shexp"
-        for shared in ("shared_expert", "shared_experts", "shared_mlp")
-        for part in ("gate", "up", "down")
-    },
-    "mlp.shared_expert_gate": "ffn_gate_inp_shexp",
-}
-MODEL = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 # Norms after attention and feed-forward, before the residual stream is added.
 POST_NORMS: Names = {
     "post_attention_layernorm": "post_attention_norm",
@@ -232,51 +146,6 @@ LFM2_NAMES: Names = {
     "feed_forward.experts.gate_up_proj": Stacked(("ffn_gate_exps", "ffn_up_exps")),
     "feed_forward.experts.down_proj": Stacked(("ffn_down_exps",)),
 }
-
-# BERT, after the names of its layers and of what is around them have become those of other models (tensors.py).
-BERT_NAMES: Names = {
-    "attention.self.query": "attn_q",
-    "attention.self.key": "attn_k",
-    "attention.self.value": "attn_v",
-    "attention.output.dense": "attn_output",
-    "attention.output.LayerNorm": "attn_output_norm",
-    "intermediate.dense": "ffn_up",
-    "output.dense": "ffn_down",
-    "output.LayerNorm": "layer_output_norm",
-}
-NOMIC_BERT_NAMES: Names = {
-    "attn.Wqkv": "attn_qkv",
-    "attn.out_proj": "attn_output",
-    "mlp.fc11": "ffn_up",
-    "mlp.fc12": "ffn_gate",
-    "mlp.fc2": "ffn_down",
-    "norm1": "attn_output_norm",
-    "norm2": "layer_output_norm",
-}
-BERT_MODEL = {
-    "embeddings.word_embeddings": "token_embd",
-    "embeddings.position_embeddings": "position_embd",
-    "embeddings.token_type_embeddings": "token_types",
-    "embeddings.LayerNorm": "token_embd_norm",
-}
-
-
-def _no_keys(c: HFConfig) -> Keys:
-    return {}
-
-
-@dataclass(frozen=True)
-class Family:
-    architecture: str
-    keys: Callable[[HFConfig], Keys] = _no_keys  # after "{architecture}.", beside those of all families
-    names: Names = field(default_factory=dict)  # that differ from LAYER
-    reordered: bool = False  # rows of Q and K, from pairs (i, i + n/2) to neighbours
-    norm_offset: float = 0.0  # added to weights of norms
-    layer_norm: bool = False
-    defaults: dict[str, Any] = field(default_factory=dict)  # of fields that config.json may leave out
-    required: dict[str, Any] = field(default_factory=dict)  # values that files of this architecture imply
-    model: dict[str, str] = field(default_factory=lambda: MODEL)  # names outside of layers
-    pooling: int = 0  # `pooling_type` of a model that embeds or ranks texts, if its folder does not say
 
 
 def window(c: HFConfig) -> Keys:
@@ -424,14 +293,6 @@ def sections(c: HFConfig) -> Keys:
     return {"rope.dimension_sections": [*found, 0]}
 
 
-def bert(c: HFConfig) -> Keys:
-    return {"attention.causal": False}
-
-
-def nomic_bert(c: HFConfig) -> Keys:
-    return bert(c) | {"rope.freq_base": c.numbers("rope_theta", [c.rope()["rope_theta"]])[0]}
-
-
 def qwen3next(c: HFConfig) -> Keys:
     heads, kinds = _DeltaHeads.of(c), c.get("layer_types")
     attention = [kind == "full_attention" for kind in kinds] if isinstance(kinds, list) else []
@@ -486,16 +347,6 @@ LFM2 = Family(
     required={"conv_bias": False},
     model=MODEL | {"model.embedding_norm": "token_embd_norm"},
 )
-BERT_IMPLIES = {"hidden_act": "gelu", "position_embedding_type": "absolute"}
-BERT = Family(
-    "bert", bert, BERT_NAMES, layer_norm=True, required=BERT_IMPLIES, model=BERT_MODEL, pooling=MEAN
-)
-BERT_RANKS = replace(
-    BERT,
-    required=BERT_IMPLIES,
-    model=BERT_MODEL | {"pooler.dense": "cls", "classifier": "cls.output"},
-    pooling=RANK,
-)
 GEMMA3 = Family(
     "gemma3",
     gemma3,
@@ -521,9 +372,7 @@ DEEPSEEK2 = Family(
 MISTRAL3 = Family("mistral3", mistral3, reordered=True)
 
 # By the first of `architectures` in config.json.
-FAMILIES: dict[str, Family] = {
-    "BertForSequenceClassification": BERT_RANKS,
-    "BertModel": BERT,
+FAMILIES: dict[str, Family] = TEXT_ENCODERS | {
     "Cohere2ForCausalLM": Family("cohere2", cohere2, layer_norm=True, defaults={"tie_word_embeddings": True}),
     "DeepseekV2ForCausalLM": DEEPSEEK2,
     "DeepseekV3ForCausalLM": DEEPSEEK2,
@@ -555,15 +404,6 @@ FAMILIES: dict[str, Family] = {
     "MixtralForCausalLM": LLAMA,
     "Olmo2ForCausalLM": Family("olmo2", names=POST_NORMS),
     "Olmo3ForCausalLM": Family("olmo2", window_and_pattern, POST_NORMS),
-    "NomicBertModel": Family(
-        "nomic-bert",
-        nomic_bert,
-        NOMIC_BERT_NAMES,
-        layer_norm=True,
-        required={"hidden_act": "silu"},
-        model=BERT_MODEL | {"emb_ln": "token_embd_norm"},
-        pooling=MEAN,
-    ),
     "OlmoeForCausalLM": Family("olmoe", required={"norm_topk_prob": False}),
     "Phi3ForCausalLM": Family("phi3", phi3),
     "Qwen2ForCausalLM": Family("qwen2", required={"use_sliding_window": False}),

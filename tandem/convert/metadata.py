@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from tandem.convert.families import CLS, LAST, MEAN, RANK, Family, Keys
+from tandem.convert.family import CLS, LAST, MEAN, RANK, Family, Keys
 from tandem.convert.hf_config import HFConfig
 from tandem.convert.safetensors import read_json
 from tandem.errors import UnsupportedModelError
@@ -64,6 +64,8 @@ def encoder_keys(folder: Path, c: HFConfig, family: Family) -> Keys:
             )
         kind = chosen[0]
     keys: Keys = {f"{family.architecture}.pooling_type": kind} if kind else {}
+    if family.architecture == "modern-bert":  # its tokenizer.json says so, in a template
+        keys |= {f"tokenizer.ggml.add_{end}_token": True for end in ("bos", "eos")}
     if types := c.count("type_vocab_size", default=0):
         keys["tokenizer.ggml.token_type_count"] = types
     return keys

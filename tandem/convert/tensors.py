@@ -11,7 +11,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from tandem.convert.families import LAYER, Experts, Family, Latent, Rearranged, Stacked
+from tandem.convert.family import LAYER, Experts, Family, Latent, Rearranged, Stacked
 from tandem.convert.hf_config import HFConfig
 from tandem.convert.safetensors import Safetensors
 from tandem.errors import ConversionError

@@ -150,19 +150,12 @@ class Batch:
     def _set_counts(
         self, tokens: int, rows: int, work: int, adjustments: int = 0, masks: int = 0, sequences: int = 1
     ) -> None:
-        counts = (
-            tokens,
-            rows,
-            work,
-            adjustments,
-            masks,
-            sequences,
-            self._images,
-        )  # in the order of HEADER_FIELDS
+        # In the order of HEADER_FIELDS.
+        counts = tokens, rows, work, adjustments, masks, sequences, self._images
         HEADER.pack_into(self._header, 0, *counts)
-        if self.inputs.causal_work is not None:
-            self.inputs.causal_work[:work] = self.inputs.work[:work]
-            self.inputs.causal_work[:work, WORK_LAST] = 0
+        if self.inputs.second_work is not None:
+            self.inputs.second_work[:work] = self.inputs.work[:work]
+            self.inputs.second_work[:work, WORK_LAST] = 0
 
     def read(self, row: int, sequence: Sequence) -> Sampled:
         """Returns the token sampled in a row."""

@@ -146,7 +146,7 @@ class Engine:
                 limits,
                 input_width=vision.config.out_dim,
                 angles=angles,
-                causal_images=any(map(config.causal_images, range(config.layers))),
+                second_work=any(map(config.causal_images, range(config.layers))),
             )
         layout = StepLayout(limits)
         weights = WeightPlan(model.layouts(device.weight_layout))

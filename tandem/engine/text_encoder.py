@@ -26,6 +26,8 @@ from tandem.kernels.abi import (
     TOKEN_POSITION,
     TOKEN_SEQUENCE,
     TOKEN_SLOT,
+    WORK_LAST,
+    WORK_POSITION,
 )
 from tandem.kernels.attention import make_work_list
 from tandem.kernels.kernel import Array
@@ -55,7 +57,15 @@ class TextEncoder:
         c, tokens = model.config, max(context, STEP_TOKENS)
         self.model, self.config, self.device, self.context = model, c, device, context
         width = c.dim if c.learned_positions or c.token_types else 0
-        limits = StepLimits(tokens, 1, STEP_TEXTS, -(-context // KV_BLOCK), len(c.windows), input_width=width)
+        limits = StepLimits(
+            tokens,
+            1,
+            STEP_TEXTS,
+            -(-context // KV_BLOCK),
+            len(c.windows),
+            input_width=width,
+            second_work=any(map(c.sees_near_tokens, range(c.layers))),
+        )
         layout, blocks = StepLayout(limits), -(-tokens // KV_BLOCK) + STEP_TEXTS
         plan = WeightPlan(model.layouts(device.weight_layout))
         kv_shape = KVCacheShape((blocks,) * limits.groups, "f16" if kv == "q8" else kv)
@@ -156,8 +166,15 @@ class TextEncoder:
                 inputs.inputs[:count, : self.config.dim] += self._types[types]
             else:
                 inputs.inputs[:count, : self.config.dim] = self._types[types]
-        work = make_work_list([(0, int(n)) for n in lengths], ROWS_PER_ITEM, bidirectional=True)
+        rows = [(0, int(n)) for n in lengths]
+        # The tokens of an item see the same last one. So each token is an item where it sees near ones.
+        most = ROWS_PER_ITEM if inputs.second_work is None else 1
+        work = make_work_list(rows, most, bidirectional=True)
         inputs.work[: len(work)] = work
+        if inputs.second_work is not None:
+            last = np.minimum(work[:, WORK_LAST], work[:, WORK_POSITION] + max(self.config.windows) - 1)
+            inputs.second_work[: len(work)] = work
+            inputs.second_work[: len(work), WORK_LAST] = last
         inputs.rows[0] = 0
         header = {HEADER_TOKENS: count, HEADER_ROWS: 1, HEADER_WORK: len(work), HEADER_INPUTS: count}
         for field, value in (header | {HEADER_SEQUENCES: len(texts)}).items():

@@ -184,6 +184,10 @@ class ModelConfig:
         """Whether tokens of an image see only those before them in this layer, unlike in others."""
         return self.whole_images and not self.image_attention[layer]
 
+    def sees_near_tokens(self, layer: int) -> bool:
+        """Whether tokens see near ones on both sides in this layer."""
+        return self.encodes and self.layer_window[layer] > 0
+
     @property
     def stored_layers(self) -> int:
         """Layers with weights: also the one that drafts tokens."""
@@ -244,7 +248,7 @@ class ModelConfig:
             self._key_mean(layer),
             Vector(f"rope.{index}{QUERIES}", context * rope.rot_dim) if rope.grows(context) else None,
             Vector(f"blk.{layer}.attn_sinks.weight", self.q_heads) if self.sinks else None,
-            layer < self.layers and self.causal_images(layer),
+            layer < self.layers and (self.causal_images(layer) or self.sees_near_tokens(layer)),
         )
 
     def _key_mean(self, layer: int) -> Vector | None:

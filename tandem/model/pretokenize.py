@@ -73,7 +73,7 @@ DEFAULT = (r"[\p{P}$+<=>^~|]+", GPT2, r"\p{N}+", r"[0-9]{3}")
 FAMILIES: tuple[tuple[str, str | tuple[str, ...], bool, bool], ...] = (
     ("default", DEFAULT, False, False),
     (
-        "gpt-2 phi-2 mpt olmo jais trillion granite-docling exaone4 gigachat a.x-4.0 mellum",
+        "gpt-2 phi-2 mpt olmo jais trillion granite-docling exaone4 gigachat a.x-4.0 mellum modern-bert",
         GPT2,
         False,
         False,

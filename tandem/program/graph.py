@@ -86,8 +86,8 @@ class Heads(NamedTuple):
     key_mean: Vector | None = None  # subtracted from keys in int8 (rope.py): [kv_heads][head_dim]
     q_table: Vector | None = None  # of queries, where it differs from that of keys
     sinks: Vector | None = None  # a score for each head, in its softmax beside those of keys
-    # The tokens of an image see those before them only, though in other layers of the model they see each other.
-    causal_images: bool = False
+    # Tokens see fewer than in other layers of the model: of an image those before them only, or of a text near ones.
+    second_work: bool = False
 
 
 class LatentHeads(NamedTuple):

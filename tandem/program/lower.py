@@ -402,7 +402,7 @@ class _Lowering(LoweringBase):
                 "q": q,
                 "cache": self._cache(heads),
                 "tables": table,
-                "work": self.step.causal_work if heads.causal_images else self.step.work,
+                "work": self.step.second_work if heads.second_work else self.step.work,
                 "out": out,
                 "sinks": self.plan.vector(heads.sinks) if heads.sinks else None,
             },

@@ -37,7 +37,7 @@ MAX_BIASES, MAX_STOP_IDS = 1024, 64  # logit biases and stop tokens of a request
 IN_USE = {
     "step.tokens": HEADER_TOKENS,
     "step.work": HEADER_WORK,
-    "step.causal_work": HEADER_WORK,
+    "step.second_work": HEADER_WORK,
     "step.rows": HEADER_ROWS,
     "step.params": HEADER_ROWS,
     "step.adjustments": HEADER_ADJUSTMENTS,
@@ -59,7 +59,9 @@ class StepLimits:
     vocab: int = 0
     input_width: int = 0  # of the rows that the host gives: an image's patches, or embeddings of its tokens
     samples: bool = True  # tokens; False: an encoder, whose rows are its results
-    causal_images: bool = False  # some layers are causal among the tokens of an image, and others are not
+    second_work: bool = (
+        False  # some layers see other tokens than others do: they have a work list of their own
+    )
     angles: int = 0  # cosines and sines that the host gives for each token; 0: RoPE has a table by position
 
     @property
@@ -81,9 +83,9 @@ class StepLayout:
         self.header = self._table("header", HEADER_INTS, 1)
         self.tokens = self._table("tokens", TOKEN_INTS, limits.tokens)
         self.work = self._table("work", WORK_INTS, limits.work)
-        # The same for layers that are causal among the tokens of an image.
-        self.causal_work = (
-            self._table("causal_work", WORK_INTS, limits.work) if limits.causal_images else self.work
+        # The same for layers whose tokens see others: fewer of an image, or near ones only.
+        self.second_work = (
+            self._table("second_work", WORK_INTS, limits.work) if limits.second_work else self.work
         )
         self.rows = self._table("rows", 1, limits.logits_rows)
         self.params = self._table("params", SAMPLING_INTS, limits.logits_rows)
@@ -125,7 +127,7 @@ class StepInputs:
         self.header = view(layout.header)[0]
         self.tokens = view(layout.tokens)
         self.work = view(layout.work)
-        self.causal_work = view(layout.causal_work) if layout.limits.causal_images else None
+        self.second_work = view(layout.second_work) if layout.limits.second_work else None
         self.rows = view(layout.rows)[:, 0]
         self.params = view(layout.params)
         self.adjustments = view(layout.adjustments)

@@ -22,7 +22,7 @@ from tests.gguf_files import Key, write
 from tests.models.encoder_texts import QUERY, TEXTS
 
 GOLDENS = Path(__file__).parent / "goldens" / "encoders"
-NAMES = ("bert", "nomic-bert")
+NAMES = ("bert", "nomic-bert", "modern-bert")
 
 pytestmark = pytest.mark.fast
 

@@ -10,7 +10,7 @@ from tests.models.encoder_texts import QUERY, TEXTS
 from tests.models.test_encoders import GOLDENS, golden, pooled
 
 
-@pytest.mark.parametrize("name", ["bert", "nomic-bert"])
+@pytest.mark.parametrize("name", ["bert", "nomic-bert", "modern-bert"])
 def test_vectors_equal_those_of_transformers(name: str, lavapipe: str) -> None:
     expected = np.array([pooled(hidden, "mean") for _, hidden in golden(name)])
     with LLM(GOLDENS / f"{name}.gguf", device=lavapipe, kv="f32") as llm:
