@@ -12,7 +12,7 @@ from tandem.model.config import Metadata, ModelConfig, Rope
 from tandem.program.graph import HIDDEN, Builder, Value
 
 GLOBAL_BASE, LOCAL_BASE = 160_000.0, 10_000.0  # of RoPE
-PATTERN = 3  # the first of so many layers sees all tokens, unless the file says otherwise
+PATTERN = 3  # every third layer sees all tokens, from the first on, unless the file says otherwise
 
 
 def config(m: Metadata) -> ModelConfig:

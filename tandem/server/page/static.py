@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
 import hashlib
 from dataclasses import dataclass
@@ -24,7 +25,7 @@ TYPES = {
 }
 COMPRESSED = (".woff2", ".png")  # files that gzip does not make smaller
 HEADERS = {
-    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; "
+    "content-security-policy": "default-src 'none'; script-src 'self'; style-src 'self'; frame-src 'self'; "
     "img-src 'self' blob:; font-src 'self'; connect-src 'self'; worker-src 'self'; manifest-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
     "referrer-policy": "no-referrer",
@@ -36,6 +37,10 @@ HEADERS = {
 
 # The worker that talks to MCP servers which the user adds may reach other hosts; the page itself may not.
 POLICIES = {"mcp-worker.js": "default-src 'none'; connect-src http: https:"}
+DIAGRAM = "diagram.html"  # its scripts are in it; it has an origin of its own, and no network
+DIAGRAM_POLICY = (
+    "default-src 'none'; script-src {}; style-src 'unsafe-inline'; frame-ancestors 'self'; sandbox {}"
+)
 
 
 @dataclass
@@ -67,6 +72,15 @@ def _files() -> dict[str, File]:
     return {path.relative_to(FOLDER).as_posix(): File(path) for path in paths}
 
 
+@cache
+def _diagram_policy() -> str:
+    """Allows the document's own script and the library, by their sums."""
+    own = _files()[DIAGRAM].content.partition(b"<script>")[2].partition(b"</script>")[0]
+    sums = (hashlib.sha256(script).digest() for script in (own, _files()["vendor/mermaid.js"].content))
+    allowed = " ".join(f"'sha256-{base64.b64encode(one).decode()}'" for one in sums)
+    return DIAGRAM_POLICY.format(allowed, "allow-scripts")
+
+
 def page_router() -> APIRouter:
     router = APIRouter(include_in_schema=False)
 
@@ -92,6 +106,8 @@ def _respond(request: Request, name: str) -> Response:
     headers = {**HEADERS, "etag": f'"{file.version}{"-gzip" * gzipped}"'}
     if name in POLICIES:
         headers["content-security-policy"] = POLICIES[name]
+    if name == DIAGRAM:
+        headers["content-security-policy"] = _diagram_policy()
     if name == "service-worker.js":
         headers["service-worker-allowed"] = "/"
     if request.headers.get("if-none-match") == headers["etag"]:

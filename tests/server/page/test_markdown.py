@@ -181,3 +181,47 @@ def test_the_first_view_is_small_and_fast(server: Running, browser: Browser) -> 
         painted.append(page.evaluate("performance.getEntriesByName('first-contentful-paint')[0].startTime"))
     assert min(painted) < 300, painted
     context.close()
+
+
+DIAGRAMS = """```mermaid
+graph TD
+  A[Start] --> B["Is it <img src=x onerror='parent.hacked=1'>?"]
+```
+
+```mermaid
+this is none
+```
+"""
+
+
+def test_diagrams_are_drawn_in_a_frame_apart(page: Page, server: Running, problems: list[str]) -> None:
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    page.evaluate(
+        "async (text) => (await import('/page/markdown.js')).show(document.getElementById('thread'), text)",
+        DIAGRAMS,
+    )
+    good, bad = page.get_by_role("button", name="Diagram").all()
+    assert not [url for url in requests if "mermaid.js" in url], "it is large: it waits until a user asks"
+    good.click()
+    inside = page.frame_locator("iframe")
+    expect(inside.locator("svg")).to_contain_text("Start")
+    expect(good).to_have_attribute("aria-expanded", "true")
+    assert all("Content Security Policy" in problem for problem in problems), problems  # of the text's HTML
+    assert page.evaluate("window.hacked") is None
+    wait_until(page, "() => document.querySelector('iframe').offsetHeight > 130")  # it grew to the diagram
+    frame = page.frames[1]
+    assert frame.evaluate("origin") == "null" and "sandbox" in policy(server, "/page/diagram.html")
+    for attempt in ("parent.document", "localStorage", "fetch('/live')", "open('/')"):
+        tried = f"async () => {{ try {{ return Boolean(await {attempt}) }} catch {{ return false }} }}"
+        assert frame.evaluate(tried) is False, attempt
+    bad.click()
+    expect(page.locator("#toast")).to_contain_text("The diagram cannot be drawn")
+    expect(page.locator("iframe")).to_have_count(1)
+    good.click()
+    expect(page.locator("iframe")).to_have_count(0)
+    problems.clear()
+
+
+def policy(server: Running, path: str) -> str:
+    return str(server.ask(path)[1]["content-security-policy"])

@@ -2,6 +2,7 @@
 // HTML is shown as text; links go to http, https and mailto only; an image becomes a link, because the page loads nothing
 // from other hosts. KaTeX and highlight.js are loaded when a text first needs them.
 
+import { diagram } from "./diagram.js";
 import { copyText, h, icon } from "./dom.js";
 import { t } from "./i18n.js";
 import { addMath } from "./math.js";
@@ -127,7 +128,13 @@ const loadHighlighter = once(async () => (await import("./vendor/highlight.js"))
 function codeBlock(text, language) {
   const code = h("code"), copy = h("button", { type: "button", "aria-label": t("Copy code"), "data-word": "1",
     onclick: () => copyText(code.textContent, copy) }, icon("copy"), t("Copy"));
-  const node = h("figure.code", null, h("figcaption", null, h("span", null, language || t("text")), copy),
+  const draws = language.toLowerCase() === "mermaid" && h("button", { type: "button", "aria-expanded": "false", onclick: () => {
+    const shown = node.querySelector("iframe");
+    if (shown) shown.remove();
+    else node.append(diagram(code.textContent));
+    draws.ariaExpanded = String(!shown);
+  } }, t("Diagram"));
+  const node = h("figure.code", null, h("figcaption", null, h("span", null, language || t("text")), draws, copy),
     h("pre", { tabIndex: 0 }, code));
   node.write = (content) => {
     code.textContent = content.replace(/\n$/, "");

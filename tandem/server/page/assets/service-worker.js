@@ -3,7 +3,7 @@
 
 const CACHE = "tandem-page";
 const SHELL = [
-  "/", "api.js", "app.webmanifest", "attachments.js", "chart.js", "chat.js", "composer.js", "dom.js", "files.js", "i18n.js", "icon.svg",
+  "/", "api.js", "app.webmanifest", "attachments.js", "chart.js", "chat.js", "composer.js", "diagram.js", "dom.js", "files.js", "i18n.js", "icon.svg",
   "icon-192.png", "icon-512.png", "live.js", "main.js", "markdown.js", "math.js", "mcp.js", "mcp-worker.js", "options.js", "store.js", "style.css", "theme.js",
   "transfer.js", "tree.js", "vendor/markdown-it.js",
 ].map((name) => (name === "/" ? name : `/page/${name}`));

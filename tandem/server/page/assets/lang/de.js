@@ -181,4 +181,6 @@ export default {
   "Add": "Hinzufügen",
   "It has no tools.": "Er hat keine Werkzeuge.",
   "It did not answer in time.": "Er hat nicht rechtzeitig geantwortet.",
+  "Diagram": "Diagramm",
+  "The diagram cannot be drawn: it is not valid, or too large.": "Das Diagramm kann nicht gezeichnet werden: Es ist ungültig oder zu groß.",
 };

@@ -181,4 +181,6 @@ export default {
   "Add": "Añadir",
   "It has no tools.": "No tiene herramientas.",
   "It did not answer in time.": "No respondió a tiempo.",
+  "Diagram": "Diagrama",
+  "The diagram cannot be drawn: it is not valid, or too large.": "No se puede dibujar el diagrama: no es válido o es demasiado grande.",
 };

@@ -181,4 +181,6 @@ export default {
   "Add": "Ajouter",
   "It has no tools.": "Il n’a pas d’outils.",
   "It did not answer in time.": "Il n’a pas répondu à temps.",
+  "Diagram": "Diagramme",
+  "The diagram cannot be drawn: it is not valid, or too large.": "Le diagramme ne peut pas être dessiné : il n’est pas valide ou est trop grand.",
 };

@@ -181,4 +181,6 @@ export default {
   "Add": "添加",
   "It has no tools.": "没有工具。",
   "It did not answer in time.": "未及时响应。",
+  "Diagram": "图表",
+  "The diagram cannot be drawn: it is not valid, or too large.": "无法绘制图表：内容无效或过大。",
 };
