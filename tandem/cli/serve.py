@@ -34,6 +34,8 @@ def main(options: argparse.Namespace) -> int:
         check_device(settings.device, options.split, options.placement)
     if options.synthetic and (options.models or options.ray or settings.presets):
         raise UsageError("--synthetic serves one model in this process: leave MODEL, --ray and presets out")
+    if options.ray and settings.mcp:  # each session of a program is in one replica, and requests go to any
+        raise UsageError("--ray serves no MCP servers: leave mcp out of the settings")
     with ExitStack() as closing:
         files = _synthetic_file(options.synthetic, closing) if options.synthetic else _files(settings)
         return _serve(options, settings, files)

@@ -17,6 +17,7 @@ import pytest
 from tandem.errors import RequestError
 from tandem.server.mcp.tool_programs import MAX_SESSIONS
 from tandem.server.settings import read_settings_file
+from tests.cli.processes import tandem
 from tests.cli.tiny_model import write_tiny_model
 from tests.server.servers import Running, serving, wait_until
 
@@ -150,3 +151,9 @@ def test_the_settings_file_shows_a_command(tmp_path: Path) -> None:
     [shown] = re.findall(r"^# \[mcp\]\n((?:#   .*\n)+)", text, re.MULTILINE)
     (tmp_path / "tandem.toml").write_text("[mcp]\n" + re.sub(r"(?m)^#", "", shown))
     assert read_settings_file(tmp_path / "tandem.toml").mcp["files"][0] == "npx"
+
+
+def test_replicas_share_no_sessions(tmp_path: Path) -> None:
+    (tmp_path / "tandem.toml").write_text('[mcp]\na = ["b"]\n')
+    done = tandem("serve", "smollm2", "--ray", "2", "--settings", tmp_path / "tandem.toml")
+    assert done.returncode and "--ray serves no MCP servers: leave mcp out of the settings" in done.stderr
