@@ -179,3 +179,23 @@ def test_the_page_itself_reaches_no_other_host(server: Running) -> None:
     }
     assert "connect-src 'self';" in policy["page"] and "connect-src 'self';" in policy["module"]
     assert policy["worker"] == "default-src 'none'; connect-src http: https:"
+
+
+def test_calls_of_an_import_are_made_of_known_servers_only(page: Page) -> None:
+    made = {"id": "a", "name": "delete_all", "arguments": "{", "url": "no address", "tool": "delete_all"}
+    messages = [
+        {"role": "user", "content": "Hi"},
+        {
+            "role": "assistant",
+            "content": "",
+            "calls": [made, {"id": 3}, "call", {**made, "result": 7, "failed": "x"}],
+        },
+    ]
+    content = json.dumps({"chats": [{"id": "odd", "messages": messages}]}).encode()
+    page.set_input_files("#import", [{"name": "a.json", "mimeType": "application/json", "buffer": content}])
+    calls = page.get_by_label("Call of delete_all")
+    expect(calls).to_have_count(2)
+    expect(calls.first).to_contain_text("no address")
+    calls.first.get_by_role("button", name="Allow").click()
+    calls.first.get_by_text("Result").click()
+    expect(calls.first).to_contain_text("There is no such tool any more.")

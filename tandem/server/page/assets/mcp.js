@@ -41,7 +41,11 @@ function reason({ aborted, unreachable, status, message }) {
 // ---- the servers
 
 const isOwn = (url) => url.startsWith("/mcp/");
-export const nameOf = (url) => (isOwn(url) ? url.slice(5) : new URL(url).host + new URL(url).pathname.replace(/\/$/, ""));
+export function nameOf(url) {
+  if (isOwn(url)) return url.slice(5);
+  const { host, pathname } = URL.canParse(url) ? new URL(url) : { host: url, pathname: "" }; // an import may have any text
+  return host + pathname.replace(/\/$/, "");
+}
 
 /** The servers that the user has added, then those of the settings: { url, token, on, own }. */
 export async function servers() {
