@@ -46,6 +46,14 @@ def prompt(server: Running, model: str, text: str = "x") -> str:
 
 
 @pytest.mark.fast
+def test_a_line_of_a_text_is_no_comment() -> None:
+    found = read_modelfile(
+        '# one\nFROM tiny\n  # two\nSYSTEM """Use headings:\n# Title\n"""\nPARAMETER seed 1'
+    )
+    assert found.system == "Use headings:\n# Title\n" and found.parameters == {"seed": 1}
+
+
+@pytest.mark.fast
 def test_a_modelfile_is_read() -> None:
     found = read_modelfile(MODELFILE)
     assert found.from_ == "tiny" and found.system == "You are\nMario."

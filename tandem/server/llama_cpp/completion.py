@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from contextlib import aclosing, suppress
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
@@ -12,7 +12,7 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from tandem.engine.output import TokenLogprob
-from tandem.errors import RequestError
+from tandem.errors import ModelNotFoundError, RequestError
 from tandem.model.tokenizer import Tokenizer
 from tandem.program.step_inputs import MAX_BIASES
 from tandem.server.core.output_parser import Delta, GenerationResult
@@ -263,9 +263,11 @@ async def _respond(
 
 
 def _context(server: Server, name: str) -> int:
-    """The context of a model that has just been used."""
-    shared = server.models.shared_name(name)
-    return next((one.llm.llm.context for one in server.models.loaded() if one.name == shared), 0)
+    """The context of a model that has just been used; 0: it was deleted meanwhile."""
+    with suppress(ModelNotFoundError):
+        shared = server.models.shared_name(name)
+        return next((one.llm.llm.context for one in server.models.loaded() if one.name == shared), 0)
+    return 0
 
 
 def _final(

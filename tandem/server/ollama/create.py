@@ -34,7 +34,8 @@ NAME = r"(?a)[\w./:-]{1,80}"
 FORBIDDEN: dict[int | str, dict[str, Any]] = {
     403: {"model": OllamaErrorBody, "description": "Only the operator of this server can change its models"}
 }
-INSTRUCTION = re.compile(r'(?ms)^[ \t]*(\w+)[ \t]+("""(.*?)"""|[^\n]*)')  # of a Modelfile
+# A comment, or an instruction, of a Modelfile.
+LINE = re.compile(r'(?ms)^[ \t]*(?:#[^\n]*|(\w+)[ \t]+("""(.*?)"""|[^\n]*))')
 GO = "TEMPLATE is in Go's format: leave it out, for the model's own template, or write one in Jinja"
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 
@@ -156,8 +157,9 @@ def read_modelfile(text: str) -> CreateRequest:
     found: dict[str, Any] = {}
     parameters: dict[str, Any] = {}
     messages: list[dict[str, str]] = []
-    lines = "\n".join(line for line in text.splitlines() if not line.lstrip().startswith("#"))
-    for match in INSTRUCTION.finditer(lines):
+    for match in LINE.finditer(text.replace("\r\n", "\n")):
+        if match[1] is None:
+            continue
         word, value = match[1].upper(), match[3] if match[3] is not None else match[2].strip().strip('"')
         first, _, rest = value.partition(" ")
         if word in ("FROM", "SYSTEM", "TEMPLATE"):
