@@ -346,6 +346,7 @@ def test_posts_that_run_no_model_are_reads() -> None:
         "/api/pull",
         "/api/create",
         "/api/copy",
+        "/mcp/{name}",
     )
     assert posts - MODEL_PATHS == {*tokens, *stored, *others}
 
