@@ -34,8 +34,8 @@ PARTS = 16  # of a soak, each with some of the operations: a request takes 10 to
 @pytest.mark.parametrize(
     ("mode", "examples", "part"),
     [
-        (RIGHT, 100, slice(None)),
-        (WRONG, 55, slice(None)),
+        (RIGHT, 50, slice(None)),
+        (WRONG, 25, slice(None)),
         *(
             pytest.param(mode, examples, slice(part, None, PARTS), marks=pytest.mark.soak)
             for mode, examples in ((RIGHT, 2000), (WRONG, 1000))
