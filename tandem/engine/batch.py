@@ -8,7 +8,7 @@ from struct import Struct
 import numpy as np
 
 from tandem.engine.images import SectionedAngles
-from tandem.engine.sampling import Sampled
+from tandem.engine.sampling import Sampled, SamplingState
 from tandem.engine.sequence import Chunk, Sequence
 from tandem.kernels.abi import (
     CHUNK_TOKENS,
@@ -98,7 +98,7 @@ class Batch:
         inputs.chunks[:, CHUNK_TOKENS] = 0
         self._images = 0  # rows of `inputs` in use
         self._chunks = 0  # rows of `chunks` in use
-        self._row_owners = [-1] * len(results)  # number of the request whose sampling parameters a row has
+        self._row_owners: list[SamplingState | None] = [None] * len(results)  # whose parameters a row has
 
     def write(self, chunks: list[Chunk]) -> None:
         """Writes the StepInputs of a step."""
@@ -160,7 +160,7 @@ class Batch:
     def read(self, row: int, sequence: Sequence) -> Sampled:
         """Returns the token sampled in a row."""
         token = self._ids[row * RESULT_INTS]
-        if sequence.request.params.logprobs is None:
+        if not sequence.sampling.wants_logprobs:
             return tuple.__new__(Sampled, (token, None, ()))  # Sampled(token) takes three times as long
         return self.read_logprobs(row)
 
@@ -270,13 +270,13 @@ class Batch:
     def _write_rows(self, chunk: Chunk, token: int, row: int, adjustments: int) -> int:
         """Writes the rows that sample after a chunk's last token and after each draft token."""
         sequence, draft_tokens = chunk.sequence, chunk.draft_tokens
-        request, sampling = sequence.request, sequence.sampling
+        sampling = sequence.sampling
         sampling.result_row = row
         if sequence.constraint:
             sequence.constraint.write_masks(self.inputs.masks[row:], draft_tokens)
-        index, drafted = chunk.begin + chunk.count - len(request.prompt), 0
+        index, drafted = chunk.begin + chunk.count - sampling.prompt_tokens, 0
         while True:
-            if sampling.adjusts_logits or self._row_owners[row] != request.number:
+            if sampling.adjusts_logits or self._row_owners[row] is not sampling:
                 adjustments = self._write_params(sequence, index, row, adjustments, draft_tokens[:drafted])
             self._rows[row] = token
             self._params[row * SAMPLING_INTS + COUNTER] = index
@@ -296,7 +296,7 @@ class Batch:
         adjustments[:] = FORCED.view(np.int32)
         adjustments[:, ADJUSTED_TOKEN] = request.prompt[after : after + n]
         self.inputs.rows[row : row + n] = np.arange(token, token + n)
-        self._row_owners[row : row + n] = [-1] * n
+        self._row_owners[row : row + n] = [None] * n
         return adjustment + n
 
     def _write_params(
@@ -307,7 +307,7 @@ class Batch:
         adjustments = sampling.adjustments_at(index, draft_tokens)
         params = self.inputs.params[row]
         params[:] = sampling.make_param_row() if sampling.param_row is None else sampling.param_row
-        self._row_owners[row] = -1 if len(adjustments) else sequence.request.number
+        self._row_owners[row] = None if len(adjustments) else sampling
         if len(adjustments):
             self.inputs.adjustments[first_adjustment : first_adjustment + len(adjustments)] = adjustments
             params[FIRST_ADJUSTMENT], params[ADJUSTMENTS] = first_adjustment, len(adjustments)

@@ -45,14 +45,25 @@ class SamplingState:
         "counts_tokens",
         "masked",
         "param_row",
+        "prompt_tokens",
         "result_row",
         "seed",
+        "wants_logprobs",
     )
 
     def __init__(
-        self, params: SamplingParams, prompt: list[int], eos_ids: frozenset[int], seed: int, masked: bool
+        self,
+        params: SamplingParams,
+        prompt: list[int],
+        eos_ids: frozenset[int],
+        seed: int,
+        masked: bool,
+        prompt_tokens: int,
     ) -> None:
+        """`prompt`: the tokens of its texts. `prompt_tokens`: the number of all of its tokens."""
         self._params, self.seed = params, seed
+        # What each step reads is here too: a step touches little memory, and caches are cold after it.
+        self.prompt_tokens, self.wants_logprobs = prompt_tokens, params.logprobs is not None
         self.masked = masked  # a constraint says which tokens may come next
         self.counts_tokens = params.uses_history  # penalties depend on how often each token was used
         self._min_tokens = params.min_tokens

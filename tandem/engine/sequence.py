@@ -135,7 +135,7 @@ class Sequence:
         """`max_tokens`: number of output tokens that the context has room for."""
         self.request = request = Request(prompt, params, eos_ids, max_tokens)
         self.sampling = SamplingState(
-            params, text_ids(prompt, images), eos_ids, request.seed, constraint is not None
+            params, text_ids(prompt, images), eos_ids, request.seed, constraint is not None, len(prompt)
         )
         waits = self.sampling.counts_tokens or constraint is not None or params.logits_processor is not None
         self.state = SchedulerState(waits, table_row)
