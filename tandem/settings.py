@@ -46,6 +46,11 @@ def read_settings() -> Settings:
     )
 
 
+def environment_of_others() -> dict[str, str]:
+    """What a program that is not ours gets of the environment: HF_TOKEN is for the hub only."""
+    return {name: value for name, value in os.environ.items() if name != "HF_TOKEN"}
+
+
 def home_folder() -> Path:
     """The user's home folder; / for a service user without one."""
     try:

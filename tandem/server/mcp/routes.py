@@ -9,7 +9,14 @@ from typing_extensions import TypedDict
 
 from tandem.errors import RequestError
 from tandem.server.core.serving import get_server
-from tandem.server.http.bodies import AnyObject, JSONRoute, StrictModel, cancel_on_disconnect
+from tandem.server.http.bodies import (
+    AnyObject,
+    JSONRoute,
+    StrictModel,
+    cancel_on_disconnect,
+    drop_none,
+    written,
+)
 from tandem.server.openai.error_body import ERRORS, ErrorBody
 
 router = APIRouter(route_class=JSONRoute, tags=["MCP"])
@@ -59,14 +66,14 @@ async def message(request: Request, name: str, body: RpcMessage, session_id: Ses
     if not begins and session_id is None:
         server.tools.command(name)
         raise RequestError("the header mcp-session-id is missing: initialize a session first")
+    given = await written(drop_none(**vars(body)))
     id = await server.tools.start(name) if begins else session_id or ""
     session = server.tools.session(name, id)
-    given = body.model_dump(exclude_none=True)
     headers = {"mcp-session-id": id}
     if body.method is None or body.id is None:
-        await session.tell(given)
+        session.tell(given)
         return Response(status_code=202, headers=headers)
-    answer = await cancel_on_disconnect(request, session.ask(given, server.settings.timeout))
+    answer = await cancel_on_disconnect(request, session.ask(body.id, given, server.settings.timeout))
     return Response(answer, media_type="application/json", headers=headers)
 
 

@@ -11,11 +11,12 @@ import signal
 from asyncio.subprocess import DEVNULL, PIPE, Process
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
 
 from tandem.errors import DeadlineError, QueueFullError, RequestError, SessionNotFoundError, ToolProgramError
+from tandem.settings import environment_of_others
 
-MAX_SESSIONS = 8  # processes of all programs together
+MAX_SESSIONS = 8  # processes of all programs together, with those that are about to end
+MAX_UNREAD = 4 << 20  # bytes that a program has not read, above which it gets no more messages
 MAX_LINE = 1 << 20  # bytes of a message from a program
 GRACE = 2.0  # seconds for a program to end when its input ends, and again after SIGTERM
 NO_METHOD = {"code": -32601, "message": "Method not found"}  # this client offers nothing to programs
@@ -28,14 +29,14 @@ class ToolSession:
         self.name, self._process = name, process
         self.unanswered: dict[int | str, asyncio.Future[bytes]] = {}
         self._reader = asyncio.ensure_future(self._read())
+        self._end = asyncio.ensure_future(self._wait())
 
     @property
     def has_ended(self) -> bool:
         return self._reader.done()
 
-    async def ask(self, message: Mapping[str, Any], seconds: float) -> bytes:
+    async def ask(self, id: int | str, message: str, seconds: float) -> bytes:
         """The program's answer to a request, as it wrote it. If nobody waits any more, the program is told so."""
-        id = message["id"]
         if id in self.unanswered:
             raise RequestError(
                 f"id: {json.dumps(id)[:80]} is of a request without an answer yet: use another"
@@ -44,30 +45,26 @@ class ToolSession:
         self.unanswered[id] = answer
         try:
             async with asyncio.timeout(seconds):
-                await self.tell(message)
+                self.tell(message)
                 return await answer
         except (TimeoutError, asyncio.CancelledError) as error:
             cancelled = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": id}}
-            with suppress(ToolProgramError):
-                self._write(cancelled)
+            with suppress(ToolProgramError, QueueFullError):
+                self.tell(json.dumps(cancelled))
             if isinstance(error, asyncio.CancelledError):
                 raise
             raise DeadlineError(f"{self.name} did not answer within {seconds:g} s: try again") from None
         finally:
             self.unanswered.pop(id, None)
 
-    async def tell(self, message: Mapping[str, Any]) -> None:
-        """Sends a message to the program."""
-        self._write(message)
+    def tell(self, message: str) -> None:
+        """Sends a message, a line of JSON, to the program."""
         assert self._process.stdin
-        with suppress(ConnectionError):  # the reader notices, too
-            await self._process.stdin.drain()
-
-    def _write(self, message: Mapping[str, Any]) -> None:
-        if self.has_ended:
+        if self.has_ended or self._process.stdin.is_closing():
             raise self._failure()
-        assert self._process.stdin
-        self._process.stdin.write(json.dumps(message, separators=(",", ":")).encode() + b"\n")
+        if self._process.stdin.transport.get_write_buffer_size() > MAX_UNREAD:
+            raise QueueFullError(f"{self.name} has not read what it was sent before: try again later")
+        self._process.stdin.write(message.encode() + b"\n")
 
     async def _read(self) -> None:
         assert self._process.stdout
@@ -88,10 +85,13 @@ class ToolSession:
         if not isinstance(message, dict):
             return
         id = message.get("id")
-        if "method" in message and id is not None:
+        if not isinstance(id, int | str):
+            return
+        if "method" in message:
             known = {"result": {}} if message["method"] == "ping" else {"error": NO_METHOD}
-            self._write({"jsonrpc": "2.0", "id": id, **known})
-        elif isinstance(id, int | str) and (answer := self.unanswered.get(id)) and not answer.done():
+            with suppress(ToolProgramError, QueueFullError):  # it asks and does not read
+                self.tell(json.dumps({"jsonrpc": "2.0", "id": id, **known}))
+        elif (answer := self.unanswered.get(id)) and not answer.done():
             answer.set_result(line)
 
     def _failure(self) -> ToolProgramError:
@@ -99,8 +99,14 @@ class ToolSession:
             f"the program of {self.name} has ended, or wrote a line over {MAX_LINE} bytes: run it by hand"
         )
 
+    async def _wait(self) -> None:
+        await self._process.wait()
+        self._signal(signal.SIGKILL)  # what it started and left; at once: its number may be another's later
+
     def _signal(self, number: int) -> None:
-        with suppress(ProcessLookupError):
+        if self._end.done():
+            return
+        with suppress(ProcessLookupError, PermissionError):  # of another user, if the command is sudo
             os.killpg(self._process.pid, number)
 
     async def close(self) -> None:
@@ -108,13 +114,9 @@ class ToolSession:
         assert self._process.stdin
         self._process.stdin.close()
         for number in (signal.SIGTERM, signal.SIGKILL):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(GRACE):
-                    await self._process.wait()
-                    break
+            await asyncio.wait([self._end], timeout=GRACE)
             self._signal(number)
-        await self._process.wait()
-        self._signal(signal.SIGKILL)  # what it started and left
+        await asyncio.wait([self._end], timeout=GRACE)
         self._reader.cancel()
 
 
@@ -125,6 +127,7 @@ class ToolPrograms:
         self.commands = commands
         self._sessions: dict[str, ToolSession] = {}
         self._closing: set[asyncio.Task[None]] = set()
+        self._starting = asyncio.Lock()  # else many would see the room that there is for one
 
     def command(self, name: str) -> tuple[str, ...]:
         if name not in self.commands:
@@ -136,22 +139,35 @@ class ToolPrograms:
     async def start(self, name: str) -> str:
         """Starts the program of this name, and returns the id of its session."""
         command = self.command(name)
+        async with self._starting:
+            await self._make_room()
+            try:
+                process = await asyncio.create_subprocess_exec(
+                    *command,
+                    stdin=PIPE,
+                    stdout=PIPE,
+                    stderr=DEVNULL,
+                    limit=MAX_LINE,
+                    start_new_session=True,
+                    env=environment_of_others(),
+                )
+            except OSError as error:
+                raise ToolProgramError(f"{name} cannot be started: {error.strerror}") from None
+            id = secrets.token_hex(16)
+            self._sessions[id] = ToolSession(name, process)
+        return id
+
+    async def _make_room(self) -> None:
+        """Ends sessions, and waits for their processes, until there is room for one more."""
         for id in [id for id, session in self._sessions.items() if session.has_ended]:
             self._end(id)
-        if len(self._sessions) >= MAX_SESSIONS:
-            idle = next((id for id, session in self._sessions.items() if not session.unanswered), None)
-            if idle is None:
-                raise QueueFullError("too many MCP sessions have requests in progress: try again later")
-            self._end(idle)
-        id = secrets.token_hex(16)
-        try:
-            process = await asyncio.create_subprocess_exec(
-                *command, stdin=PIPE, stdout=PIPE, stderr=DEVNULL, limit=MAX_LINE, start_new_session=True
-            )
-        except OSError as error:
-            raise ToolProgramError(f"{name} cannot be started: {error.strerror}") from None
-        self._sessions[id] = ToolSession(name, process)
-        return id
+        while len(self._sessions) + len(self._closing) >= MAX_SESSIONS:
+            if not self._closing:
+                idle = next((id for id, session in self._sessions.items() if not session.unanswered), None)
+                if idle is None:
+                    raise QueueFullError("too many MCP sessions have requests in progress: try again later")
+                self._end(idle)
+            await asyncio.wait(self._closing, return_when=asyncio.FIRST_COMPLETED)
 
     def session(self, name: str, id: str) -> ToolSession:
         """The session of this id, which is the most recently used from now on."""
