@@ -183,12 +183,13 @@ def test_the_page_itself_reaches_no_other_host(server: Running) -> None:
 
 def test_calls_of_an_import_are_made_of_known_servers_only(page: Page) -> None:
     made = {"id": "a", "name": "delete_all", "arguments": "{", "url": "no address", "tool": "delete_all"}
+    disguised = {**made, "name": "roll_dice"}  # what is called is shown, not what an import says
     messages = [
         {"role": "user", "content": "Hi"},
         {
             "role": "assistant",
             "content": "",
-            "calls": [made, {"id": 3}, "call", {**made, "result": 7, "failed": "x"}],
+            "calls": [made, {"id": 3}, "call", {**disguised, "result": 7, "failed": "x"}],
         },
     ]
     content = json.dumps({"chats": [{"id": "odd", "messages": messages}]}).encode()

@@ -235,14 +235,14 @@ export class Chat {
     return node;
   }
 
-  /** A tool call: what is called with what, buttons to decide, and its result. */
+  /** A tool call: what is called with what, buttons to decide, and its result. An import may have any `name`: `tool` is called. */
   callCard(message, call, last) {
-    const { name, url, arguments: given, result, failed, refused } = call, chat = this.chat;
+    const { name, tool = name, url, arguments: given, result, failed, refused } = call, chat = this.chat;
     const decide = (text, kind, allowed) => h(`button.${kind}`, { type: "button", disabled: this.busy,
       onclick: () => this.decide(chat, message, call, allowed) }, text);
     const state = this.busy && !isDecided(call) ? t("running") : refused ? t("refused") : failed ? t("failed") : "";
-    return h("section.call", { "aria-label": t("Call of {name}", { name }) },
-      h(".call-head", null, h("code", null, name), url && h("span", null, mcp.nameOf(url)), state && h("span.state", null, state)),
+    return h("section.call", { "aria-label": t("Call of {name}", { name: tool }) },
+      h(".call-head", null, h("code", null, tool), url && h("span", null, mcp.nameOf(url)), state && h("span.state", null, state)),
       h("pre", { tabIndex: 0 }, indented(given)),
       result !== undefined && h("details", null, h("summary", null, t("Result")), h("pre", { tabIndex: 0 }, result)),
       last && !isDecided(call) && h(".call-actions", null, decide(t("Refuse"), "plain", false), decide(t("Allow"), "primary", true)));
