@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import httpx
 import pytest
 
-from tandem.errors import TemplateError
+from tandem.engine.model_manager import ModelManager, ModelSpec
+from tandem.errors import RequestError, TemplateError
 from tandem.model.catalogue import SHORT_NAMES
+from tandem.model.model_files import CachedModel
 from tandem.model.template_sandbox import compile_template
+from tandem.server.core.serving import Server
+from tandem.server.ollama import create
 from tandem.server.ollama.create import MAX_TEXT, MAX_TEXTS, read_modelfile
+from tandem.server.settings import ServerSettings
 from tests.cli.tiny_model import write_tiny_model
 from tests.server.servers import Running, serving
 
@@ -69,6 +76,39 @@ def test_nothing_is_deleted_but_the_model_that_is_named(server: Running, cache: 
         names = ["hf.co/user/first", "User/First", "hf.co/user/first", "user/first"]
         statuses = sorted(status for status, _ in pool.map(lambda name: delete(server, name), names))
     assert statuses == [200, 404, 404, 404] and not first.exists()
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("way", ["path", "draft", "copied meanwhile"])
+def test_no_file_is_deleted_that_another_model_has(
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path))
+    path, other = downloaded(tmp_path, "user/first", "first-F32.gguf"), write_tiny_model(tmp_path / "o.gguf")
+    specs = {"hf.co/user/first": ModelSpec("hf.co/user/first")}
+    if way == "path":
+        specs["other"] = ModelSpec(str(path))
+    elif way == "draft":
+        specs["other"] = ModelSpec(str(other), {"draft": "user/first:F32"})
+
+    async def go() -> None:
+        models, find = ModelManager(specs), create._download_of
+
+        def copied(server: Server, name: str) -> CachedModel:
+            found = find(server, name)
+            models.add("other", specs[name])
+            return found
+
+        if way == "copied meanwhile":
+            monkeypatch.setattr(create, "_download_of", copied)
+        server = Server(models, ServerSettings())
+        request = SimpleNamespace(app=SimpleNamespace(state=SimpleNamespace(server=server)))
+        with pytest.raises(RequestError, match="other has the same file"):
+            await create.delete(request, create.DeleteRequest(model="user/first"))  # type: ignore[arg-type]
+        await models.close()
+
+    asyncio.run(go())
+    assert path.exists()
 
 
 @pytest.mark.parametrize("name", ["a\n", "\na", "a b", "é", "a" * 81, "a\0", ""])

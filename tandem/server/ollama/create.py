@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
-from collections.abc import AsyncGenerator, Mapping
+from collections.abc import AsyncGenerator, Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
@@ -15,7 +18,7 @@ from starlette.exceptions import HTTPException
 from typing_extensions import TypedDict
 
 from tandem.engine.model_manager import ModelSpec
-from tandem.errors import ModelNotFoundError, RequestError
+from tandem.errors import ModelNotFoundError, RequestError, TandemError
 from tandem.model import locate
 from tandem.model.model_files import CachedModel
 from tandem.server.core.prompt import given_params
@@ -36,6 +39,7 @@ FORBIDDEN: dict[int | str, dict[str, Any]] = {
 }
 # A comment, or an instruction, of a Modelfile.
 LINE = re.compile(r'(?ms)^[ \t]*(?:#[^\n]*|(\w+)[ \t]+("""(.*?)"""|[^\n]*))')
+SHARED = "{} has the same file: delete it first"
 GO = "TEMPLATE is in Go's format: leave it out, for the model's own template, or write one in Jinja"
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 
@@ -116,9 +120,10 @@ async def delete(request: Request, body: DeleteRequest) -> Response:
     if name in server.created:
         _forget(server, name)
         return JSONResponse(None)
-    if others := [one for one in models.names() if one != name and models.spec(one).file == spec.file]:
-        raise RequestError(f"{others[0]} has the same file: delete it first")
     model = await run_in_thread(_download_of, server, name)
+    for other in models.names():  # also one that was copied meanwhile
+        if other != name and models.spec(other).file == spec.file:
+            raise RequestError(SHARED.format(other))
     models.remove(name)  # not found if another request has deleted it
     server.presets.pop(name, None)
     await run_in_thread(locate.remove, model)
@@ -143,7 +148,19 @@ def _download_of(server: Server, name: str) -> CachedModel:
     model = locate.find(name) if locate.is_known(name) else None
     if model is None or path not in model.files:
         raise ModelNotFoundError(f"{name[:80]} was neither created nor downloaded by name: delete its file")
+    files = {file.resolve() for file in model.files}
+    for other in server.models.names():
+        if other != name and not files.isdisjoint(_files_of(server.models.spec(other))):
+            raise RequestError(SHARED.format(other))
     return model
+
+
+def _files_of(spec: ModelSpec) -> Iterator[Path]:
+    """The files that a model is loaded from, of those that are there."""
+    for file in (spec.file, *(spec.options.get(name) for name in ("draft", "mmproj"))):
+        with suppress(TandemError):
+            if file is not None:
+                yield locate.resolve(os.fspath(file)).resolve()
 
 
 def _forget(server: Server, name: str) -> None:
