@@ -155,7 +155,7 @@ class AsyncLLM:
         return await self._result(parts)
 
     async def rerank(self, pairs: Sequence[TextTokens]) -> Array:
-        """Returns the scores of pairs that `LLM.pair` has made. Other requests are served meanwhile."""
+        """Returns the scores of pairs that `LLM.pairs` has made. Other requests are served meanwhile."""
         return await self._result(self.llm.ranking(pairs))
 
     async def _result(self, parts: Generator[Array | None]) -> Array:

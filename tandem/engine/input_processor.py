@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import os
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Set
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -140,9 +140,11 @@ class InputProcessor:
             )
         return ids if len(ids) <= context else [*ids[: context - 1], ids[-1]]
 
-    def prompted_pair(self, query: str, document: str, template: str, truncate: bool) -> TextTokens:
-        """A query and a document as a prompt that asks for a judgement; the end of a long document may be cut. It has
-        the tokens of the template only: no BOS or EOS, as in llama.cpp."""
+    def prompted_pairs(
+        self, query: str, documents: Iterable[str], template: str, truncate: bool
+    ) -> Iterator[TextTokens]:
+        """A query and each document as a prompt that asks for a judgement; the end of a long document may be cut. It
+        has the tokens of the template only: no BOS or EOS, as in llama.cpp."""
         before, _, after = template.partition("{document}")
         head, tail = before.replace("{query}", query), after.replace("{query}", query)
         encode = partial(self.tokenizer.encode, special=True, bos=False)
@@ -152,21 +154,24 @@ class InputProcessor:
             raise ContextError(
                 f"the query has more tokens than the context of {self.engine.context} holds: shorten it"
             )
-        ids = encode(head + document, limit=limit)
-        return TextTokens(self.short_ids([*(ids[:limit] if truncate else ids), *last], False))
+        for document in documents:
+            ids = encode(head + document, limit=limit)
+            yield TextTokens(self.short_ids([*(ids[:limit] if truncate else ids), *last], truncate=False))
 
-    def pair(self, query: str, document: str, truncate: bool) -> TextTokens:
-        """[CLS] query [SEP] document [SEP], or <s> query </s></s> document </s>."""
+    def pairs(self, query: str, documents: Iterable[str], truncate: bool) -> Iterator[TextTokens]:
+        """[CLS] query [SEP] document [SEP], or <s> query </s></s> document </s>, for each document. The query is
+        tokenized once: a long one may have few tokens."""
         limit, last = self.engine.context, self.tokenizer.eos_id
         first = self.tokenizer.encode(query, limit=limit)
-        ids = self.tokenizer.encode(document, bos=False, limit=limit)
         if len(first) >= limit:
             raise ContextError(
                 f"the query has {len(first)} or more tokens, and the context holds {limit}: shorten it"
             )
         ends = [] if last is None else [last]
         first += ends * self.tokenizer.ends_twice
-        return TextTokens(self.short_ids([*first, *ids, *ends], truncate), len(first))
+        for document in documents:
+            ids = self.tokenizer.encode(document, bos=False, limit=limit)
+            yield TextTokens(self.short_ids([*first, *ids, *ends], truncate), len(first))
 
     def _new_output(self, ids: list[int], params: dict[str, Any]) -> OutputReader:
         known = {f.name for f in dataclasses.fields(SamplingParams)}

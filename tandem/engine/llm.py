@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from tandem.model.vision import VisionModel
 
 DEFAULT_CONTEXT = 4096
+NO_TEXTS = "a query and its documents are texts: give a str"
 NO_MMPROJ = "none"  # as `mmproj`: without the encoder beside the model
 __all__ = ["LLM", "Result", "Token", "TokenLogprob", "Usage"]
 
@@ -403,18 +404,18 @@ class LLM:
         For models that rank. `truncate`: leaves out the end of a document that is too long for the context with the
         query, which is an error otherwise."""
         return self._out_of_band(
-            self.ranking([self.pair(query, one, truncate=truncate) for one in as_items(documents)])
+            self.ranking(list(self.pairs(query, as_items(documents), truncate=truncate)))
         )
 
-    def pair(self, query: str, document: str, *, truncate: bool = False) -> TextTokens:
-        """Returns the token ids of a query and a document, as a model that ranks takes them."""
+    def pairs(self, query: str, documents: Iterable[str], *, truncate: bool = False) -> Iterator[TextTokens]:
+        """Yields the token ids of a query and each document, as a model that ranks takes them."""
         if not self.ranks:
             raise RequestError(NO_RANKER)
-        if not isinstance(query, str) or not isinstance(document, str):
-            raise RequestError("a query and its documents are texts: give a str")
+        if not isinstance(query, str):
+            raise RequestError(NO_TEXTS)
         if self._classifier is None:
-            return self._inputs.pair(query, document, truncate)
-        return self._inputs.prompted_pair(query, document, ranking.template(self._model), truncate)
+            return self._inputs.pairs(query, _texts(documents), truncate)
+        return self._inputs.prompted_pairs(query, _texts(documents), ranking.template(self._model), truncate)
 
     def ranking(self, pairs: Sequence[TextTokens]) -> Generator[Array | None]:
         """Runs `rerank` in parts, for `driver.forward`, as `embedding` does."""
@@ -578,6 +579,13 @@ def _open_text(gguf: GGUF, template: str | None) -> tuple[Tokenizer, ChatTemplat
         if template is not None:
             raise
         return tokenizer, None  # chat_ids raises it
+
+
+def _texts(items: Iterable[str]) -> Iterator[str]:
+    for item in items:
+        if not isinstance(item, str):
+            raise RequestError(NO_TEXTS)
+        yield item
 
 
 def _pool(parts: Iterator[dict[str, Array]], pooling: str) -> Generator[Array | None]:

@@ -12,6 +12,7 @@ from tandem import LLM
 from tandem.engine.ranking import CLASSIFIER, MAX_QUERIES, MAX_TEMPLATE, TEMPLATE_KEY
 from tandem.errors import ContextError, ModelFileError, RequestError
 from tandem.gguf.file import GGUF
+from tandem.model.tokenizer import Tokenizer
 from tandem.model.weights import vector
 from tandem.server.core import serving
 from tests.cli.tiny_model import DIM, write_tiny_model
@@ -96,3 +97,22 @@ def test_a_query_counts_with_each_document(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(RequestError, match="more than 4000 tokens together"):
             serving._embedding_ids(llm, ["x" * 2000] * 9, True)
         assert len(serving._embedding_ids(llm, ["x" * 900, [1, "a"]], False)) == 2
+
+
+@pytest.mark.parametrize("kind", ["encoder", "classifier"])
+def test_a_query_is_tokenized_once_however_many_documents_there_are(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """4 MB of spaces are no token, and took a second for each of 2,048 documents."""
+    template: Key = (TEMPLATE_KEY, "str", "{document}{query}")
+    file = GOLDENS / "bert-rank.gguf" if kind == "encoder" else ranker(tmp_path / "m", (2, DIM), template)
+    with LLM(file, **OPTIONS) as llm:
+        encode, read = Tokenizer.encode, list[Any]()
+
+        def counted(self: Tokenizer, text: str | bytes, **options: Any) -> list[int]:
+            read.append(text)
+            return encode(self, text, **options)
+
+        monkeypatch.setattr(Tokenizer, "encode", counted)
+        assert len(serving._pairs(llm, "aaa", ["b"] * 9, False)) == 9
+    assert read.count("aaa") == 1 and read.count("b") == 9

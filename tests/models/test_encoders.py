@@ -56,7 +56,7 @@ def test_vectors_equal_those_of_transformers(name: str) -> None:
 def test_scores_equal_those_of_transformers() -> None:
     expected = [float(scores[0]) for _, scores in golden("bert-rank")]
     with load("bert-rank") as llm:
-        assert [llm.pair(QUERY, text).ids for text in TEXTS] == [ids for ids, _ in golden("bert-rank")]
+        assert [pair.ids for pair in llm.pairs(QUERY, TEXTS)] == [ids for ids, _ in golden("bert-rank")]
         assert np.abs(llm.rerank(QUERY, TEXTS) - expected).max() < 1e-5
 
 
@@ -118,7 +118,7 @@ def test_a_pair_has_two_tokens_between_its_texts_in_xlm_roberta(tmp_path: Path) 
     ]
     write(tmp_path / "xlm-r.gguf", keys, tensors)
     with LLM(tmp_path / "xlm-r.gguf", device="cpu", threads=2, kv="f32") as llm:
-        assert llm.pair("the cat", "cab").ids == [0, 5, 6, 2, 2, 4, 9, 7, 8, 2]
+        assert next(llm.pairs("the cat", ["cab"])).ids == [0, 5, 6, 2, 2, 4, 9, 7, 8, 2]
         assert llm.tokenize("the  catX") == [0, 5, 6, 3, 2]
         scores = llm.rerank("the cat", ["cab", "cab", "the"])
         assert scores[0] == scores[1] != scores[2]
@@ -139,12 +139,12 @@ def test_a_generating_model_ranks_by_its_yes(tmp_path: Path) -> None:
         expected = []
         for document in documents:
             ids = llm.tokenize(f"<|im_start|>cat in {document}<|im_end|>?", special=True)[1:-1]
-            assert llm.pair("cat", document).ids == ids
+            assert next(llm.pairs("cat", [document])).ids == ids
             yes, no = rows @ llm.capture(ids, ["result_norm"])["result_norm"][-1]
             expected.append(1 / (1 + np.exp(no - yes)))
         assert np.abs(llm.rerank("cat", documents) - expected).max() < 1e-6
         assert len(llm.embed("cat")) == DIM and llm.generate("a", max_tokens=2).text
-        cut = llm.pair("cat", "x" * 100, truncate=True).ids
+        cut = next(llm.pairs("cat", ["x" * 100], truncate=True)).ids
         assert len(cut) == 64 and cut[-2:] == llm.tokenize("<|im_end|>?", special=True)[1:-1]
         with pytest.raises(ContextError, match="shorten it, truncate it"):
             llm.rerank("cat", ["x" * 100])

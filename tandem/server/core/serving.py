@@ -301,7 +301,7 @@ def _embedding_ids(llm: LLM, prompts: Sequence[str | Sequence[int | str]], trunc
 
 
 def _pairs(llm: LLM, query: str, documents: Sequence[str], truncate: bool) -> list[TextTokens]:
-    pairs = (llm.pair(query, document, truncate=truncate) for document in throttled(documents))
+    pairs = llm.pairs(query, throttled(documents), truncate=truncate)
     return _few(pairs, lambda pair: len(pair.ids))
 
 
