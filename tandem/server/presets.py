@@ -73,6 +73,11 @@ class Preset:
             raise RequestError(f"preset {self.name}: {error}") from None
 
     @property
+    def characters(self) -> int:
+        """Of the messages that each conversation begins with."""
+        return len(self.system or "") + sum(len(message["content"]) for message in self.messages)
+
+    @property
     def options(self) -> dict[str, Any]:
         """The options of LLM that this preset sets."""
         given = {name: value for name in OPTIONS if (value := getattr(self, name)) is not None}

@@ -17,9 +17,13 @@ from tandem.errors import RequestError, TemplateError
 from tandem.model.catalogue import SHORT_NAMES
 from tandem.model.model_files import CachedModel
 from tandem.model.template_sandbox import compile_template
+from tandem.server.core.prompt import GenerationRequest
 from tandem.server.core.serving import Server
+from tandem.server.http import background
+from tandem.server.http.background import WorkerThread
 from tandem.server.ollama import create
 from tandem.server.ollama.create import MAX_TEXT, MAX_TEXTS, read_modelfile
+from tandem.server.presets import Preset
 from tandem.server.settings import ServerSettings
 from tests.cli.tiny_model import write_tiny_model
 from tests.server.servers import Running, serving
@@ -145,6 +149,22 @@ def test_the_texts_of_created_models_have_a_limit(server: Running) -> None:
     assert server.ask("/api/create", {"model": "large0", **body})[0] == 200, "it replaces itself"
     for i in range(made):
         assert delete(server, f"large{i}")[0] == 200
+
+
+@pytest.mark.fast
+def test_a_small_request_with_the_texts_of_a_preset_is_a_large_one() -> None:
+    """It held up the thread for small requests with megabytes of messages."""
+    message = {"role": "user", "content": "x" * MAX_TEXT}
+    preset = Preset("p", "tiny", messages=(message, message))
+
+    async def thread_of(name: str) -> WorkerThread:
+        Server(ModelManager({}), ServerSettings(presets=(preset,)))._apply_preset(
+            name, GenerationRequest(name)
+        )
+        return background._thread.get()
+
+    assert asyncio.run(thread_of("p")) is background._large
+    assert asyncio.run(thread_of("other")) is background._small
 
 
 def test_metrics_do_not_grow_with_names(server: Running) -> None:

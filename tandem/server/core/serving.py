@@ -38,7 +38,7 @@ from tandem.server.core.prompt import (
     with_preset,
 )
 from tandem.server.core.response_store import ResponseStore
-from tandem.server.http.background import run_in_thread
+from tandem.server.http.background import add_stored, run_in_thread
 from tandem.server.http.errors import LOG, message_of
 from tandem.server.mcp.tool_programs import ToolPrograms
 from tandem.server.monitoring.metrics import Metrics, monitor_of
@@ -158,6 +158,7 @@ class Server:
 
     def _apply_preset(self, name: str, *requests: GenerationRequest) -> None:
         if preset := self.presets.get(name):
+            add_stored(len(requests) * preset.characters)
             for request in requests:
                 with_preset(request, preset)
 

@@ -265,5 +265,4 @@ def _add(server: Server, preset: Preset, source: str) -> None:
 
 
 def _characters(preset: Preset) -> int:
-    texts = [preset.system or "", preset.chat_template or "", *(one["content"] for one in preset.messages)]
-    return sum(map(len, texts))
+    return preset.characters + len(preset.chat_template or "")
