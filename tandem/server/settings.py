@@ -169,7 +169,11 @@ def _commands(path: Path, value: Any) -> dict[str, tuple[str, ...]]:
     """The programs of MCP servers by their names."""
     for name, command in value.items() if isinstance(value, dict) else [("", value)]:
         words = command if isinstance(command, list) else []
-        if not re.fullmatch(NAME, name) or not words or not all(isinstance(word, str) for word in words):
+        if (
+            not re.fullmatch(NAME, name)
+            or not words
+            or not all(isinstance(word, str) and "\0" not in word for word in words)
+        ):
             raise RequestError(
                 f'{path}: mcp has a wrong entry {name!r}: write it as files = ["program", "argument"]'
             )

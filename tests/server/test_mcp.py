@@ -138,7 +138,14 @@ def test_programs_end_with_the_server(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "wrong",
-    ['mcp = ["a"]', '[mcp]\na = "program"', "[mcp]\na = []", '[mcp]\n"a b" = ["c"]', "[mcp]\na = [1]"],
+    [
+        'mcp = ["a"]',
+        '[mcp]\na = "program"',
+        "[mcp]\na = []",
+        '[mcp]\n"a b" = ["c"]',
+        "[mcp]\na = [1]",
+        '[mcp]\na = ["b\\u0000"]',
+    ],
 )
 def test_a_wrong_command_is_named(tmp_path: Path, wrong: str) -> None:
     (tmp_path / "tandem.toml").write_text(wrong)
