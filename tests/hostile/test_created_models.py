@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -149,6 +150,19 @@ def test_the_texts_of_created_models_have_a_limit(server: Running) -> None:
     assert server.ask("/api/create", {"model": "large0", **body})[0] == 200, "it replaces itself"
     for i in range(made):
         assert delete(server, f"large{i}")[0] == 200
+
+
+@pytest.mark.fast
+@pytest.mark.parametrize("stop", ["x" * 1000, ["x" * 500] * 2])
+def test_stop_strings_count_as_texts(stop: str | list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """256 models had a gigabyte of them."""
+    monkeypatch.setattr(create, "MAX_TEXTS", 2500)
+    server = Server(ModelManager({"tiny": "tiny.gguf"}), ServerSettings())
+    made = Preset("a", "tiny", sampling={"stop": stop})
+    for name in ("a", "b"):
+        create._add(server, dataclasses.replace(made, name=name), "tiny")
+    with pytest.raises(RequestError, match="characters of text at most"):
+        create._add(server, dataclasses.replace(made, name="c"), "tiny")
 
 
 @pytest.mark.fast

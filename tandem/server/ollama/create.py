@@ -265,4 +265,6 @@ def _add(server: Server, preset: Preset, source: str) -> None:
 
 
 def _characters(preset: Preset) -> int:
-    return preset.characters + len(preset.chat_template or "")
+    return (
+        preset.characters + len(preset.chat_template or "") + sum(map(len, preset.sampling.get("stop", ())))
+    )
