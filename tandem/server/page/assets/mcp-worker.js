@@ -3,6 +3,7 @@
 
 const VERSION = "2025-06-18";
 const MAX_PAGES = 20; // of a list of tools
+const MAX_ANSWER = 16 << 20, MAX_ERROR = 500; // characters
 const sessions = new Map(); // url and headers -> promise of { id, version }
 const stoppers = new Map(); // id of a job -> AbortController
 let last = 0;
@@ -34,7 +35,7 @@ async function listTools(server, signal) {
   let cursor;
   for (let page = 0; page < MAX_PAGES && (page === 0 || cursor); page++) {
     const found = await ask(server, "tools/list", cursor ? { cursor } : {}, signal);
-    tools.push(...found.tools);
+    for (const tool of found.tools) if (typeof tool?.name === "string") tools.push(tool);
     cursor = found.nextCursor;
   }
   return tools;
@@ -76,8 +77,8 @@ async function send(server, session, message, signal) {
     ...(session.id && { "mcp-session-id": session.id }), ...(session.version && { "mcp-protocol-version": session.version }),
   }, body: JSON.stringify({ jsonrpc: "2.0", ...message }) });
   if (!response.ok) {
-    const text = await response.text().catch(() => "");
-    throw Object.assign(new Error(text.slice(0, 500)), { status: response.status });
+    const text = await textOf(response).catch(() => "");
+    throw Object.assign(new Error(text.slice(0, MAX_ERROR)), { status: response.status });
   }
   session.id ??= response.headers.get("mcp-session-id");
   if (message.id === undefined || !message.method) {
@@ -85,30 +86,56 @@ async function send(server, session, message, signal) {
     return undefined;
   }
   const isStream = response.headers.get("content-type")?.startsWith("text/event-stream");
-  const answer = isStream ? await fromEvents(server, session, response, message.id) : await response.json();
-  if (answer.error) throw new Error(answer.error.message);
+  const answer = isStream ? await fromEvents(server, session, response, message.id) : JSON.parse(await textOf(response));
+  if (answer.error) throw new Error(String(answer.error.message).slice(0, MAX_ERROR));
   return answer.result;
+}
+
+/** The text of a response; none of an endless one. */
+async function textOf(response) {
+  let text = "";
+  for await (const part of parts(response)) text = checked(text + part);
+  return text;
+}
+
+async function* parts(response) {
+  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
+  try {
+    for (let read = await reader.read(); !read.done; read = await reader.read()) yield read.value;
+  } finally {
+    reader.cancel().catch(() => {});
+  }
+}
+
+function checked(text) {
+  if (text.length > MAX_ANSWER) throw new Error(`the answer has more than ${MAX_ANSWER} characters`);
+  return text;
 }
 
 /** The answer to a request among the events of its stream. */
 async function fromEvents(server, session, response, id) {
-  const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
-  for (let pending = ""; ;) {
-    const { value, done } = await reader.read();
-    const events = (pending + (done ? "\n\n" : value)).replace(/\r\n/g, "\n").split("\n\n");
-    pending = events.pop();
+  let pending = "";
+  for await (const part of parts(response)) {
+    const events = (pending + part).replace(/\r\n/g, "\n").split("\n\n");
+    pending = checked(events.pop());
     for (const event of events) {
-      const data = event.split("\n").filter((line) => line.startsWith("data:")).map((line) => line.slice(5)).join("\n");
-      const message = data.trim() ? JSON.parse(data) : {};
-      if (message.id === id && !message.method) {
-        reader.cancel();
-        return message;
-      }
-      if (message.method && message.id !== undefined) { // of the server; this client offers nothing to it
-        const known = message.method === "ping" ? { result: {} } : { error: { code: -32601, message: "Method not found" } };
-        send(server, session, { id: message.id, ...known }).catch(() => {});
-      }
+      const answer = take(server, session, event, id);
+      if (answer) return answer;
     }
-    if (done) throw new Error("the stream ended without an answer");
   }
+  const answer = take(server, session, pending, id);
+  if (!answer) throw new Error("the stream ended without an answer");
+  return answer;
+}
+
+/** The message of an event if it is the answer to request `id`; a request of the server is answered. */
+function take(server, session, event, id) {
+  const data = event.split("\n").filter((line) => line.startsWith("data:")).map((line) => line.slice(5)).join("\n");
+  const message = data.trim() ? JSON.parse(data) : {};
+  if (message.id === id && !message.method) return message;
+  if (message.method && message.id !== undefined) { // this client offers nothing to it
+    const known = message.method === "ping" ? { result: {} } : { error: { code: -32601, message: "Method not found" } };
+    send(server, session, { id: message.id, ...known }).catch(() => {});
+  }
+  return undefined;
 }
