@@ -113,6 +113,21 @@ def test_a_program_that_asks_with_an_odd_id_is_answered_on(monkeypatch: pytest.M
     )
 
 
+def test_a_program_that_writes_much_holds_nobody_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    taken: list[bytes] = []
+    monkeypatch.setattr(ToolSession, "_take", lambda self, line: taken.append(line))
+
+    async def use(programs: ToolPrograms) -> None:
+        session, seen = programs.session("test", await programs.start("test")), 0
+        while not session.has_ended:
+            assert len(taken) <= seen + 2  # others have their turn after each line
+            seen = len(taken)
+            await asyncio.sleep(0)
+        assert seen == 5000
+
+    run("yes '{}' | head -n 5000", use, monkeypatch)
+
+
 def test_programs_do_not_get_the_hubs_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     monkeypatch.setenv("OTHER", "kept")

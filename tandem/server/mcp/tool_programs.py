@@ -71,6 +71,7 @@ class ToolSession:
         try:
             while line := await self._process.stdout.readline():
                 self._take(line)
+                await asyncio.sleep(0)  # what has been read already is no reason to wait
         except ValueError:  # a line of more than MAX_LINE bytes
             self._signal(signal.SIGKILL)
         for answer in self.unanswered.values():
