@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tandem.errors import QueueFullError
+from tandem.server.http.bodies import compact
 from tandem.server.mcp import tool_programs
 from tandem.server.mcp.tool_programs import MAX_SESSIONS, MAX_UNREAD, ToolPrograms, ToolSession
 
@@ -126,6 +128,25 @@ def test_a_program_that_writes_much_holds_nobody_up(monkeypatch: pytest.MonkeyPa
         assert seen == 5000
 
     run("yes '{}' | head -n 5000", use, monkeypatch)
+
+
+def test_a_text_with_ends_of_lines_is_one_message(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Some programs (with Node's readline, or Python's splitlines) end a line at these, too."""
+    text = 'a\u2028{"method":"b"}\u2029c\x85d\n'
+    message = compact({"id": 1, "method": "a", "params": {"text": text}})
+
+    async def use(programs: ToolPrograms) -> None:
+        session = programs.session("test", await programs.start("test"))
+        answer = json.loads(await session.ask(1, message, 2))
+        read = bytes.fromhex(answer["result"]).decode()
+        assert len(read.splitlines()) == 1 and json.loads(read)["params"]["text"] == text
+
+    run(
+        'read -r line; printf \'{"id":1,"result":"%s"}\\n\' '
+        '"$(printf %s "$line" | od -An -v -tx1 | tr -d " \\n")"; cat',
+        use,
+        monkeypatch,
+    )
 
 
 def test_programs_do_not_get_the_hubs_token(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from tandem.settings import environment_of_others
 MAX_SESSIONS = 8  # processes of all programs together, with those that are about to end
 MAX_UNREAD = 4 << 20  # bytes that a program has not read, above which it gets no more messages
 MAX_LINE = 1 << 20  # bytes of a message from a program
+LINE_ENDS = "\x85\u2028\u2029"
 GRACE = 2.0  # seconds for a program to end when its input ends, and again after SIGTERM
 NO_METHOD = {"code": -32601, "message": "Method not found"}  # this client offers nothing to programs
 
@@ -64,6 +65,8 @@ class ToolSession:
             raise self._failure()
         if self._process.stdin.transport.get_write_buffer_size() > MAX_UNREAD:
             raise QueueFullError(f"{self.name} has not read what it was sent before: try again later")
+        for end in LINE_ENDS:  # JSON need not escape them, and some programs would read several messages
+            message = message.replace(end, f"\\u{ord(end):04x}")
         self._process.stdin.write(message.encode() + b"\n")
 
     async def _read(self) -> None:
