@@ -361,3 +361,23 @@ def test_a_conversation_has_a_size(server: Running) -> None:
 def test_a_conversation_without_messages_is_not_compacted(server: Running, items: list[Any]) -> None:
     status, _, answer = server.ask("/v1/responses/compact", {"input": items} if items else {})
     assert status == 400 and "no messages" in answer["error"]["message"]
+
+
+@pytest.mark.fast
+def test_many_summaries_are_joined_once() -> None:
+    """Each copied the system message: 4 MB of a request took seconds, and a stored conversation more."""
+    item = {"type": "compaction", "encrypted_content": responses.encoded_summary("x" * 200)}
+    user = {"role": "user", "content": "hi"}
+    given = {"model": "m", "input": [item, user, *[item] * 4000], "instructions": "y" * 1_000_000}
+    body = responses.ResponsesRequest.model_validate(given)
+    assert isinstance(body.input, list)
+    begun = time.thread_time()
+    messages = responses._messages(body, body.input)
+    assert time.thread_time() - begun < 0.5
+    summary = "Summary of the conversation so far:\n" + "x" * 200
+    assert messages == [
+        {"role": "system", "content": "\n\n".join(["y" * 1_000_000, *[summary] * 4001])},
+        user,
+    ]
+    alone = responses.ResponsesRequest.model_validate({"model": "m", "input": [user, item]})
+    assert responses._messages(alone, alone.input) == [{"role": "system", "content": summary}, user]  # type: ignore[arg-type]

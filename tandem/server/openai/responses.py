@@ -17,14 +17,13 @@ from typing_extensions import TypedDict
 
 from tandem.errors import RequestError, ResponseNotFoundError, ResponseStoreError
 from tandem.server.core.content_blocks import BlockEvent, ContentBlock, block_events, content_blocks
-from tandem.server.core.images import Content, content_of, from_url, text_of
+from tandem.server.core.images import Content, content_of, from_url, joined, text_of
 from tandem.server.core.output_parser import GenerationUsage
 from tandem.server.core.prompt import (
     WHOLE_CONTEXT,
     GenerationRequest,
     given_params,
     sampling_params,
-    with_system,
     with_verbosity,
 )
 from tandem.server.core.response_store import Item, Page, StoredItem, check_size, parsed, stored_items
@@ -421,9 +420,12 @@ def _messages(body: ResponsesRequest, items: list[InputItem]) -> list[Message]:
     """The conversation for the chat template, which has tool calls and reasoning in the assistant's message."""
     messages: list[Message] = [{"role": "system", "content": body.instructions}] if body.instructions else []
     reasoning: dict[str, str] = {}
+    summaries: list[str] = []  # joined at the end: a request may have thousands
     for item in items:
         if isinstance(item, CompactionItem):
-            messages = with_system(messages, f"Summary of the conversation so far:\n{item.text}")
+            if not summaries and (not messages or messages[0]["role"] != "system"):
+                messages.insert(0, {"role": "system", "content": ""})
+            summaries.append(f"Summary of the conversation so far:\n{item.text}")
         elif isinstance(item, ReasoningItem):
             said = _content(item.content or item.summary or "")
             reasoning = {"reasoning_content": text_of(said, "reasoning")}
@@ -441,6 +443,10 @@ def _messages(body: ResponsesRequest, items: list[InputItem]) -> list[Message]:
             message = {"role": role, "content": _content(item.content)}
             messages.append({**message, **reasoning} if role == "assistant" else message)
             reasoning = {}
+    if summaries:
+        before = messages[0]["content"]
+        text = "\n\n".join(["", *summaries] if before else summaries)
+        messages[0] = {**messages[0], "content": joined(before, text)}
     return messages
 
 
