@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from tandem.errors import RequestError
-from tandem.server.core.images import joined
+from tandem.server.core.images import Content, joined
 from tandem.server.core.tool_calls import Message, Tool
 from tandem.server.core.tool_formats import DEEPSEEK_3, DEEPSEEK_3_1, HARMONY, ToolFormat
 from tandem.server.http.bodies import MAX_VALUES, count_values
@@ -106,18 +106,21 @@ def _calls_as_text(messages: Sequence[Message], format: ToolFormat) -> list[Mess
 
 def _results_as_text(messages: Sequence[Message], format: ToolFormat) -> list[Message]:
     """Messages of the user instead of results; without the fields that such a template may not know."""
-    written: list[Message] = []
+    written: list[tuple[str, list[Content]]] = []  # the contents of each message are joined at the end
     for message in messages:
-        role, content = message["role"], message["content"]
+        role, contents = message["role"], [message["content"]]
         if role == "tool":
             begin, end = format.result_tags
-            role, content = "user", joined(begin, content, end)
+            role, contents = "user", [begin, *contents, end]
             # Several results: templates require alternating roles.
-            if written and written[-1]["role"] == "user":
-                written[-1]["content"] = joined(written[-1]["content"], "\n", content)
+            if written and written[-1][0] == "user":
+                written[-1][1].extend(["\n", *contents])
                 continue
-        written.append({"role": role, "content": content})
-    return written
+        written.append((role, contents))
+    return [
+        {"role": role, "content": joined(*contents) if len(contents) > 1 else contents[0]}
+        for role, contents in written
+    ]
 
 
 def _for_its_calls(messages: Sequence[Message], template: str, format: ToolFormat) -> list[Message]:

@@ -6,6 +6,7 @@ import base64
 import binascii
 from collections.abc import AsyncIterator, Collection
 from contextlib import asynccontextmanager
+from itertools import chain, groupby
 from typing import Any
 
 from tandem.engine.image_reader import ImageReader
@@ -95,13 +96,11 @@ def joined(*contents: Content) -> Content:
     """Contents one after the other. Texts that meet become one part: templates strip each."""
     if all(isinstance(content, str) for content in contents):
         return "".join(map(str, contents))
+    given = [[{"type": "text", "text": one}] if isinstance(one, str) else one for one in contents]
     parts: list[dict[str, Any]] = []
-    for content in contents:
-        for part in [{"type": "text", "text": content}] if isinstance(content, str) else content:
-            if parts and parts[-1]["type"] == part["type"] == "text":
-                parts[-1] = {**part, "text": parts[-1]["text"] + part["text"]}
-            else:
-                parts.append(part)
+    for is_text, group in groupby(chain.from_iterable(given), lambda part: part["type"] == "text"):
+        some = list(group)
+        parts += [{"type": "text", "text": "".join(part["text"] for part in some)}] if is_text else some
     return parts
 
 
