@@ -46,7 +46,7 @@ def read_settings() -> Settings:
     )
 
 
-def environment_of_others() -> dict[str, str]:
+def others_environment() -> dict[str, str]:
     """What a program that is not ours gets of the environment: HF_TOKEN is for the hub only."""
     return {name: value for name, value in os.environ.items() if name != "HF_TOKEN"}
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from tandem.errors import DeadlineError, QueueFullError, RequestError, SessionNotFoundError, ToolProgramError
-from tandem.settings import environment_of_others
+from tandem.settings import others_environment
 
 MAX_SESSIONS = 8  # processes of all programs together, with those that are about to end
 MAX_UNREAD = 4 << 20  # bytes that a program has not read, above which it gets no more messages
@@ -153,7 +153,7 @@ class ToolPrograms:
                     stderr=DEVNULL,
                     limit=MAX_LINE,
                     start_new_session=True,
-                    env=environment_of_others(),
+                    env=others_environment(),
                 )
             except OSError as error:
                 raise ToolProgramError(f"{name} cannot be started: {error.strerror}") from None
