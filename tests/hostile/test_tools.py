@@ -13,8 +13,9 @@ from tandem.errors import RequestError
 from tandem.server.core.argument_syntax import MAX_WRITTEN
 from tandem.server.core.conversation import for_template
 from tandem.server.core.images import joined
-from tandem.server.core.tool_calls import Tool
+from tandem.server.core.tool_calls import Tool, named_tools
 from tandem.server.core.tool_formats import ACCEPTED, GEMMA_4, ToolFormat
+from tandem.server.openai import chat, responses
 
 pytestmark = pytest.mark.fast
 
@@ -151,3 +152,38 @@ def test_texts_beside_an_image_are_joined_once() -> None:
         {"type": "text", "text": "y" * 2_000_000 + "z" * 10_000 + "b"},
     ]
     assert time.thread_time() - begun < 0.5
+
+
+def test_a_tool_that_is_allowed_often_is_written_once() -> None:
+    """Each time it was written again: a request of 4 MB became 4 GB of prompt."""
+    tools = [Tool("a", "x" * 1000), Tool("b"), Tool("a", "another")]
+    assert named_tools(tools, *["a"] * 1000) == [tools[0], tools[2]]
+    assert named_tools(tools, "b", "a", "b") == tools
+    with pytest.raises(RequestError, match="names c, which is not in tools"):
+        named_tools(tools, "a", "c")
+    body = chat.ChatRequest.model_validate(
+        {
+            "model": "m",
+            "messages": [{"role": "user", "content": "hi"}],
+            "tools": [{"type": "function", "function": {"name": "a"}}],
+            "tool_choice": {
+                "type": "allowed_tools",
+                "allowed_tools": {
+                    "mode": "auto",
+                    "tools": [{"type": "function", "function": {"name": "a"}}] * 1000,
+                },
+            },
+        }
+    )
+    given = {
+        "model": "m",
+        "input": "hi",
+        "tools": [{"type": "function", "name": "a"}],
+        "tool_choice": {
+            "type": "allowed_tools",
+            "mode": "auto",
+            "tools": [{"type": "function", "name": "a"}] * 1000,
+        },
+    }
+    assert len(chat.generation_request(body).tools) == 1
+    assert len(responses.generation_request(responses.ResponsesRequest.model_validate(given), []).tools) == 1

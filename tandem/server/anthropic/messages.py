@@ -20,7 +20,7 @@ from tandem.server.core.images import Content, from_base64, from_url
 from tandem.server.core.output_parser import GenerationUsage
 from tandem.server.core.prompt import GenerationRequest, given_params, sampling_params
 from tandem.server.core.serving import Server, get_server
-from tandem.server.core.tool_calls import Message, Tool, named_tool
+from tandem.server.core.tool_calls import Message, Tool, named_tools
 from tandem.server.http.background import run_inline_if_small
 from tandem.server.http.bodies import (
     EVENTS,
@@ -202,7 +202,7 @@ def generation_request(body: CountRequest) -> GenerationRequest:
         for tool in body.tools or []
     ]
     if choice.type == "tool":
-        tools = named_tool(tools, choice.name)
+        tools = named_tools(tools, choice.name)
     config = body.output_config or OutputConfig()
     format = body.output_format or config.format
     system = [{"role": "system", "content": _text(body.system, "system")}] if body.system else []

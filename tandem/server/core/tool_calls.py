@@ -48,14 +48,15 @@ class ToolCall:
         return parsed if isinstance(parsed, dict) else {"arguments": self.arguments}
 
 
-def named_tool(tools: Sequence[Tool], name: str | None) -> list[Tool]:
-    """Only the tool that `tool_choice` requires."""
-    found = [tool for tool in tools if tool.name == name]
-    if not found:
-        raise RequestError(
-            f"tool_choice names {str(name)[:80]}, which is not in tools: add it, or choose another"
-        )
-    return found
+def named_tools(tools: Sequence[Tool], *names: str | None) -> list[Tool]:
+    """Only the tools that `tool_choice` names, each once however often it names them."""
+    known, wanted = {tool.name for tool in tools}, set(names)
+    for name in names:
+        if name not in known:
+            raise RequestError(
+                f"tool_choice names {str(name)[:80]}, which is not in tools: add it, or choose another"
+            )
+    return [tool for tool in tools if tool.name in wanted]
 
 
 def parse_calls(text: str, tools: Collection[str], id_length: int = 24) -> list[ToolCall]:

@@ -27,7 +27,7 @@ from tandem.server.core.prompt import (
 )
 from tandem.server.core.serving import Server, get_server
 from tandem.server.core.timings import Timings, timings
-from tandem.server.core.tool_calls import Message, Tool, ToolCall, named_tool
+from tandem.server.core.tool_calls import Message, Tool, ToolCall, named_tools
 from tandem.server.http.background import run_inline_if_small
 from tandem.server.http.bodies import (
     EVENTS,
@@ -353,11 +353,11 @@ def generation_request(body: ChatRequest) -> GenerationRequest:
     name = body.tool_choice.function.name if isinstance(body.tool_choice, NamedTool) else None
     tools = [tool(one.function) for one in body.tools or []]
     if name is not None:
-        tools = named_tool(tools, name)
+        tools = named_tools(tools, name)
     choice = "required" if name else str(body.tool_choice or "auto")
     if isinstance(body.tool_choice, AllowedTools):
         allowed = body.tool_choice.allowed_tools
-        tools = [one for each in allowed.tools for one in named_tool(tools, each.function.name)]
+        tools = named_tools(tools, *(each.function.name for each in allowed.tools))
         choice = allowed.mode
     return GenerationRequest(
         body.model,

@@ -28,7 +28,7 @@ from tandem.server.core.prompt import (
 )
 from tandem.server.core.response_store import Item, Page, StoredItem, check_size, parsed, stored_items
 from tandem.server.core.serving import Server, get_server
-from tandem.server.core.tool_calls import Message, Tool, named_tool
+from tandem.server.core.tool_calls import Message, Tool, named_tools
 from tandem.server.http.background import MEDIUM, add_stored, run_in_large_thread, run_inline_if_small
 from tandem.server.http.bodies import (
     EVENTS,
@@ -396,10 +396,10 @@ def generation_request(body: ResponsesRequest, items: list[InputItem]) -> Genera
     ]
     name = body.tool_choice.name if isinstance(body.tool_choice, NamedTool) else None
     if name is not None:
-        tools = named_tool(tools, name)
+        tools = named_tools(tools, name)
     choice = "required" if name else str(body.tool_choice or "auto")
     if isinstance(body.tool_choice, AllowedTools):
-        tools = [one for each in body.tool_choice.tools for one in named_tool(tools, each.name)]
+        tools = named_tools(tools, *(each.name for each in body.tool_choice.tools))
         choice = body.tool_choice.mode
     effort = body.reasoning.effort if body.reasoning else None
     template_kwargs = {"enable_thinking": effort != "none", "reasoning_effort": effort} if effort else {}
