@@ -18,7 +18,7 @@ from tandem.server.mcp.tool_programs import MAX_SESSIONS, MAX_UNREAD, ToolProgra
 ASK = '{"jsonrpc":"2.0","id":1,"method":"tools/list"}'
 
 
-def with_ended(pid: int) -> bool:
+def is_gone(pid: int) -> bool:
     try:
         return "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except FileNotFoundError:
@@ -49,7 +49,7 @@ def test_sessions_that_begin_at_once_are_as_few(monkeypatch: pytest.MonkeyPatch)
 
     def counted(self: ToolSession, name: str, process: asyncio.subprocess.Process) -> None:
         started.append(process)
-        assert sum(not with_ended(one.pid) for one in started) <= MAX_SESSIONS
+        assert sum(not is_gone(one.pid) for one in started) <= MAX_SESSIONS
         begin(self, name, process)
 
     monkeypatch.setattr(ToolSession, "__init__", counted)
@@ -94,7 +94,7 @@ def test_what_a_program_has_started_ends_with_it(monkeypatch: pytest.MonkeyPatch
         left = int(answer.partition(b'"pid":')[2].rstrip(b"}\n"))
         for _ in range(100):
             await asyncio.sleep(0.02)
-            if with_ended(left):
+            if is_gone(left):
                 return
         os.kill(left, signal.SIGKILL)
         raise AssertionError("it runs on")
