@@ -65,3 +65,17 @@ def test_what_is_no_tool_is_left_out() -> None:
     assert posted("tools", f"Response.json({{ id, result: {{ tools: {tools} }} }})")["result"] == [
         {"name": "a"}
     ]
+
+
+def test_a_call_that_may_have_been_made_is_not_made_again() -> None:
+    counted = (
+        "((globalThis.count = (globalThis.count ?? 0) + 1), new Response(`try ${count}`, { status: STATUS }))"
+    )
+    for action, status, tries in (("call", 502, 1), ("call", 404, 2), ("tools", 502, 2)):
+        found = posted(action, counted.replace("STATUS", str(status)))
+        assert found["error"] == {
+            "aborted": False,
+            "unreachable": False,
+            "status": status,
+            "message": f"try {tries}",
+        }

@@ -57,6 +57,7 @@ async function ask(server, method, params, signal, again = true) {
     if (signal.aborted) send(server, session, { method: "notifications/cancelled", params: { requestId: id } }).catch(() => {});
     if (![400, 404, 502].includes(error.status) || !again) throw error;
     sessions.delete(key);
+    if (error.status === 502 && method === "tools/call") throw error; // it may have been made, and was allowed once
     return ask(server, method, params, signal, false);
   }
 }
