@@ -13,7 +13,7 @@ MODEL ?= qwen2.5-coder-0.5b
 PROMPT ?= What is the difference between a list and a tuple in Python? Answer in one sentence.
 SOURCES := $(shell find tandem -name '*.c' -o -name '*.h')
 
-.PHONY: run test check soak bench bench-serving wheel core abi shaders docs site lock clean
+.PHONY: run test test-computed test-emulated check soak bench bench-serving wheel core abi shaders docs site lock clean
 .DELETE_ON_ERROR:
 
 run: $(VENV)/installed core
@@ -70,8 +70,19 @@ abi: $(VENV)/installed
 shaders: $(VENV)/installed
 	@$(BIN)/python -m tandem.devices.vulkan.compile_shaders
 
+# None of these measures time: they run in two processes at once, the others after them.
+COMPUTED := tests/models tests/convert tests/program tests/plan tests/ops tests/npu
+EMULATED := tests/rdna3 tests/vulkan/test_amd.py tests/vulkan/test_shaders.py
+
 test: $(VENV)/dev-installed core
-	$(BIN)/python -m pytest
+	@$(MAKE) --no-print-directory --jobs=2 --output-sync test-computed test-emulated
+	$(BIN)/python -m pytest $(addprefix --ignore=,$(COMPUTED) $(EMULATED))
+
+test-computed:
+	$(BIN)/python -m pytest $(COMPUTED)
+
+test-emulated:
+	$(BIN)/python -m pytest $(EMULATED)
 
 check: $(VENV)/dev-installed core
 	$(BIN)/ruff check .
