@@ -17,6 +17,7 @@ from tandem.model.weights import vector
 from tandem.server.core import serving
 from tests.cli.tiny_model import DIM, write_tiny_model
 from tests.gguf_files import Key, write
+from tests.models.encoder_texts import BERT_RANK_KEYS
 from tests.models.test_encoders import GOLDENS
 
 pytestmark = pytest.mark.fast
@@ -53,13 +54,8 @@ def test_layers_that_do_not_fit_together_are_an_error(
     golden = GGUF.open(GOLDENS / "bert-rank.gguf")
     arrays = {one: vector(golden, one).reshape(tensor.shape) for one, tensor in golden.tensors.items()}
     arrays[name] = np.ones(shape, np.float32)
-    numbers = {"context_length": 128, "embedding_length": 32, "block_count": 2, "feed_forward_length": 64}
-    numbers |= {"attention.head_count": 4, "pooling_type": 4}
     keys: list[Key] = [
-        ("general.architecture", "str", "bert"),
-        *((f"bert.{key}", "u32", value) for key, value in numbers.items()),
-        ("bert.attention.layer_norm_epsilon", "f32", 1e-3),
-        ("bert.attention.causal", "bool", False),
+        *BERT_RANK_KEYS,
         ("tokenizer.ggml.token_type_count", "u32", 2),
         ("tokenizer.ggml.model", "str", "bert"),
         ("tokenizer.ggml.tokens", "[str]", ["[PAD]", "[UNK]", "[CLS]", "[SEP]", *map(chr, range(97, 114))]),

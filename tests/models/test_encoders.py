@@ -19,7 +19,7 @@ from tandem.model.tokenizer import Tokenizer
 from tandem.model.weights import vector
 from tests.cli.tiny_model import DIM, write_tiny_model
 from tests.gguf_files import Key, write
-from tests.models.encoder_texts import QUERY, TEXTS
+from tests.models.encoder_texts import BERT_RANK_KEYS, QUERY, TEXTS
 
 GOLDENS = Path(__file__).parent / "goldens" / "encoders"
 NAMES = ("bert", "nomic-bert", "modern-bert")
@@ -92,13 +92,8 @@ def test_a_pair_has_two_tokens_between_its_texts_in_xlm_roberta(tmp_path: Path) 
     """As bge-reranker-v2-m3: the family's tokenizer with BERT's layers, and one type of token."""
     golden = GGUF.open(GOLDENS / "bert-rank.gguf")
     tokens = ["<s>", "<pad>", "</s>", "<unk>", "\u2581", "\u2581the", "\u2581cat", *"abcdefghijklmn"]
-    numbers = {"context_length": 128, "embedding_length": 32, "block_count": 2, "feed_forward_length": 64}
-    numbers |= {"attention.head_count": 4, "pooling_type": 4}
     keys: list[Key] = [
-        ("general.architecture", "str", "bert"),
-        *((f"bert.{name}", "u32", value) for name, value in numbers.items()),
-        ("bert.attention.layer_norm_epsilon", "f32", 1e-3),
-        ("bert.attention.causal", "bool", False),
+        *BERT_RANK_KEYS,
         ("tokenizer.ggml.token_type_count", "u32", 1),
         ("tokenizer.ggml.model", "str", "t5"),
         ("tokenizer.ggml.tokens", "[str]", tokens),
